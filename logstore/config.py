@@ -23,8 +23,8 @@ from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE,
 from logstore.cluster.settings import ClusterSettings, cluster_of
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
-from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.security.credentials import MECHANISMS
 from logstore.kafka.security.login import PLAIN, LoginSettings
 from logstore.kafka.security.protocols import SecurityProtocol
@@ -227,6 +227,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens: [https://]HOST:PORT"
     ),
+    Setting(
+        "coordinator", "coordinator-advertise", "", 0, 0, "HOST:PORT where clients reach it; empty: where it listens"
+    ),
     Setting("coordinator", "coordinator-token-file", "", 0, 0, "file with a text that its clients must know"),
     Setting("http", "http", "", 0, 0, "[https://]HOST:PORT of metrics, health and the status page; empty: none"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
@@ -253,6 +256,8 @@ class CoordinatorConfig:
     token_file: str
     """Empty: its clients need no token."""
     insecure: bool
+    advertise: str
+    """Where other hosts' clients reach it, HOST:PORT; empty: where it listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +344,8 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
     )
     listen = parse_http("coordinator", str(values["coordinator"]))
     token_file = str(values["coordinator_token_file"])
-    coordinator = CoordinatorConfig(str(values["coordinate"]), listen, token_file, is_insecure)
+    advertise = str(values["coordinator_advertise"])
+    coordinator = CoordinatorConfig(str(values["coordinate"]), listen, token_file, is_insecure, advertise)
     return _build(Path(str(data_dir)), listeners, values, coordinator)
 
 

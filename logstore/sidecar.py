@@ -64,6 +64,7 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
+from logstore.inner_coordinator import start_coordinator, told_address
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -71,8 +72,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
@@ -97,7 +99,7 @@ from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
-from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
+from logstore.refusals import refuse_foreign_files, refuse_other_kind, refuse_own_callers
 from logstore.tier.starting import open_tier, start_tier
 
 SWITCH_INTERVAL_S = 0.0005
@@ -109,8 +111,6 @@ answered.
 FAILED, REFUSED = 1, 2
 """Exit statuses: what may pass by itself, so that a service manager tries again; what only a person mends."""
 MAY_PASS = (OSError, StorageFailed, DirectoryInUse)
-COORDINATOR_ROOM = "scheduler.coordinator.embedded"
-"""Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
 MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
 CLUSTER_ROOM = "logstore.cluster.running"
@@ -136,6 +136,7 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
         refuse_other_kind(settings)
+        told_address(settings)
         with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
@@ -223,7 +224,7 @@ async def _serve(settings: SidecarConfig) -> None:
 
             async def get_ready() -> None:
                 with starting:
-                    coordinators.extend(await _start_coordinator(settings, report, tls, nursery))
+                    coordinators.extend(await start_coordinator(settings, report, tls, cluster, nursery))
                 if not starting.cancel_called:
                     health.phase = Phase.READY
                     _say_ready(settings, report, listeners, coordinators, http)
@@ -235,8 +236,8 @@ async def _serve(settings: SidecarConfig) -> None:
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
             starting.cancel()
-            if cluster is not None:
-                await cluster.resign()
+            for leading in (*coordinators, *(() if cluster is None else (cluster,))):
+                await leading.resign()
             await _drain(server, *coordinators)
             nursery.cancel_scope.cancel()
     files.close()
@@ -378,44 +379,6 @@ def _shared_state(settings: SidecarConfig, clock: Clock) -> SharedState | None:
     return SharedState(settings.state_directory, settings.state_idle_ms, clock)
 
 
-async def _start_coordinator(
-    settings: SidecarConfig, report: Report, tls: ServerTls | None, nursery: trio.Nursery
-) -> Sequence[Any]:
-    """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
-    wanted = settings.coordinator
-    if not wanted.topology:
-        return ()
-    room = _coordinator_room()
-    directory = settings.data_dir / COORDINATOR_DIRECTORY
-    access = room.Access(
-        Path(wanted.token_file) if wanted.token_file else None,
-        tls if wanted.listen.is_encrypted else None,
-        wanted.insecure,
-    )
-
-    async def run(*, task_status: trio.TaskStatus[Any]) -> None:
-        try:
-            await room.start(
-                Path(wanted.topology),
-                wanted.listen.address,
-                directory,
-                report,
-                access,
-                task_status=task_status,
-            )
-        except* room.Refused as refusals:
-            raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
-
-    return [await nursery.start(run)]
-
-
-def _coordinator_room() -> Any:
-    try:
-        return import_module(COORDINATOR_ROOM)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--coordinate needs {how_to_get(error.name, 'scheduler')}, or leave it out") from error
-
-
 async def _give_back_memory(meter: DiskMeter) -> None:
     """Give back what a load has left free; looks after each HEAP_BYTES to or from the disk, and never returns."""
     heap, seen_bytes = Heap(), 0
@@ -441,6 +404,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
     offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
     handlers = _group_handlers(settings, broker, report, offsets)
+    handlers.service.recover_at_once(broker.clock.monotonic_s())
     store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 

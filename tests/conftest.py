@@ -5,12 +5,14 @@ server the client tests talk to.
 """
 
 import gc
+import os
 import signal
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.programs import PYTHON_PATH
 from tests.support.virtual_time import seed_scheduler
 
 # The short run tries the same examples each time; new ones are looked for by the long run.
@@ -36,10 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples Hypothesis tries. Let SIGINT through if a shell that runs this in the background has it
-    ignored: the programs that the tests start inherit that, and tests interrupt them.
+    ignored: the programs that the tests start inherit that, and tests interrupt them. They find modules as a user's do.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["PYTHONPATH"] = os.pathsep.join([PYTHON_PATH, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings.load_profile("long" if config.getoption("--long") else "short")
 
 

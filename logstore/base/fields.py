@@ -8,10 +8,10 @@ values are for.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol
 
 from logstore.base.errors import FieldError
+from logstore.base.near_names import near_name
 
 REQUIRED = object()
 """The default of a field that has none."""
@@ -302,15 +302,15 @@ def from_text(kind: Type, text: str, where: str) -> Any:
 
 def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
     """A hint, if the text is close to a known name."""
-    found = get_close_matches(given[:200], list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    near = near_name(given, list(known))
+    return "" if near is None else f" (did you mean {near!r}?)"
 
 
 def suggestion(given: str, known: Collection[str]) -> str:
     """The known name that was probably meant, or a few of the known names."""
-    near = get_close_matches(given[:200], known, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    near = near_name(given, known)
+    if near is not None:
+        return f"did you mean {near!r}?"
     if not known:
         return "there is none"
     names = sorted(known)

@@ -1,7 +1,18 @@
-"""What a name that nobody knows was probably meant to be. For messages to people; no I/O."""
+"""What a name that nobody knows was probably meant to be. For messages to people; no I/O.
+
+Invariant: a name is compared by its first MAX_COMPARED characters, so however long it is, that takes no time.
+"""
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Final
+
+MAX_COMPARED: Final = 200
+
+
+def near_name(stranger: str, known: Collection[str]) -> str | None:
+    """The known name that is written nearly so; of several the nearest, None if there is none."""
+    return next(iter(get_close_matches(stranger[:MAX_COMPARED], known, n=1)), None)
 
 
 def instead_of(stranger: str, known: Collection[str]) -> str:
@@ -14,5 +25,6 @@ def instead_of(stranger: str, known: Collection[str]) -> str:
     beside = {each.rpartition(".")[2]: each for each in known if each.startswith(f"{table or name}.")}
     beside = beside or {each: each for each in at_top}
     near = [each for each in sorted(known) if each.rpartition(".")[2] == name]
-    near = near or [beside[each] for each in get_close_matches(name, sorted(beside), n=1)]
+    nearly = near_name(name, sorted(beside))
+    near = near if near or nearly is None else [beside[nearly]]
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(beside.values()))}"

@@ -14,7 +14,7 @@ Invariants: everything here runs on the event loop's thread. A message may be lo
 fails; whoever needs an answer asks again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,9 @@ from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import BatchEntry, EntriesRead, Message
 from logstore.replica.registrations import ChunkRegistration, Prefix, StreamRegistration
+
+Spawn = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs a task of the host's."""
 
 Received = Callable[[str, Message], None]
 """Takes a message from a host."""

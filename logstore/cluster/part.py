@@ -14,6 +14,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
+from logstore.base.metadata.schema import StoredCoordinator
 from logstore.base.tls import PeerTls
 from logstore.cluster.epochs.epochs_home import EpochsHome, StagingLimits
 from logstore.cluster.epochs.reader_holds import ReaderHolds
@@ -58,6 +59,18 @@ class Homes(NamedTuple):
     topics: ClusterTopics
 
 
+class HostMember(Protocol):
+    """This host as a member of its cluster."""
+
+    @property
+    def lease_id(self) -> int:
+        """The lease under which it is one; 0: it surely is none now."""
+
+    @property
+    def coordinator_entry(self) -> StoredCoordinator:
+        """Its name, and the life that it is in."""
+
+
 class ClusterPart(Protocol):
     """A host that takes part in a cluster."""
 
@@ -84,6 +97,14 @@ class ClusterPart(Protocol):
     @property
     def access(self) -> StoredAccess:
         """Users, access control lists and quotas."""
+
+    @property
+    def member(self) -> HostMember:
+        """This host as a member, for what one host of the cluster does at a time."""
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """What the hosts agree on."""
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""

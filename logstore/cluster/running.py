@@ -42,7 +42,7 @@ from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
-from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
+from logstore.cluster.part import Homes, HostMember, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
@@ -75,7 +75,7 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, and the tier (None: there is none).
+    host is, the tier (None: there is none), and the metadata store.
     """
 
     survey: Survey
@@ -84,6 +84,7 @@ class Views(NamedTuple):
     tls: PeerTls | None
     own_place: OwnPlace
     tier: TierMeter | None
+    metadata: MetadataStore
 
 
 class RunningCluster:
@@ -105,10 +106,15 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
+
+    @property
+    def member(self) -> HostMember:
+        """This host as a member, for what one host of the cluster does at a time."""
+        return self._host
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""
@@ -191,7 +197,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)
     waits = _takeover_waits(local, metadata, age)
-    reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
+    reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
     services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
@@ -222,12 +228,12 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
-    GroupAppends(topics, engine, under_way, local.clock, waits).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock, nursery.start_soon, waits).serve(links.calls)
     nursery.start_soon(WaitTidying(metadata, topics.streams, reads, engine, under_way, waits).run)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age))
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

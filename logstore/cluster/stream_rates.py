@@ -22,15 +22,14 @@ from itertools import pairwise
 from math import exp
 from typing import Final
 
+from scheduler.peace.replica_sets import Domain
+
 FADE_S: Final = 30.0
 NEW_BYTES_S: Final = 1024
 TELL_CHANGE: Final = 0.2
 """Part of a rate by which it must have changed to be told."""
 MAX_TOLD: Final = 500
 """Rates told at a time, half of them such that have not changed: a host that has started anew hears of them."""
-
-Domain = tuple[str, ...]
-"""A fault domain by the names on the way to it."""
 
 
 class HostLoads:

@@ -2,7 +2,7 @@
 
 A query's lag counts records between the input that its last epoch ended at, as its commit noted it, and the end of that
 input. It is known where the input is topics of the same sidecar. The name and the checkpoint of a query are known where
-its commit noted them: Spark's sink does.
+its commit noted them: Spark's sink does, and stateful queries do.
 """
 
 import argparse

@@ -7,7 +7,7 @@ Invariants:
   order, each in all its streams before the next is decided; and END of an epoch lies behind the offset where the stream
   ended when the epoch was decided.
 * At most MAX_QUERIES are kept: the END that lies furthest back is forgotten first, and `known_from` moves behind it. So
-  a search may find more than is kept, in twice that memory; it tells of the query that it was made for.
+  a search may find more than is kept, in twice that memory; it tells of the queries that it watches.
 """
 
 from typing import Final, NamedTuple
@@ -25,21 +25,40 @@ class NewestEnd(NamedTuple):
     epoch: int
 
 
+_NONE: Final = NewestEnd(-1, -1)
+
+
 class EndSearch:
-    """What a search for ENDs has found: the newest of each query, at most MAX_QUERIES; and the newest of one query,
-    whatever comes. `floor`: every END at or behind this offset that was found is kept, or a newer one of its query is.
+    """What a search for ENDs has found: the newest of each query, at most MAX_QUERIES; and the newest of the queries
+    that are watched, MAX_QUERIES at most, whatever comes. `floor`: every END at or behind this offset that was found is
+    kept, or a newer one of its query is.
     """
 
-    def __init__(self, query: str) -> None:
-        self._query = query
-        self._newest = NewestEnd(-1, -1)
+    def __init__(self, *watched: str) -> None:
+        self._watched = dict.fromkeys(watched, _NONE)
         self.ends: dict[str, NewestEnd] = {}
         self.floor = 0
 
-    @property
-    def newest_epoch(self) -> int:
-        """The epoch of the query's END that lies furthest behind; -1: none was found."""
-        return self._newest.epoch
+    def anew(self, query: str) -> "EndSearch":
+        """A search that has found nothing, and watches one query more."""
+        return EndSearch(*list(self._watched)[1 - MAX_QUERIES :], query)
+
+    def watches(self, query: str) -> bool:
+        """Whether the newest END of a query is known, of all that was found."""
+        return query in self._watched
+
+    def watch(self, query: str) -> bool:
+        """Watch a query from now on, in place of the one that is watched for longest if there are MAX_QUERIES. False:
+        of what was found already, not all is known of it.
+        """
+        if query in self._watched:
+            return True
+        if self.floor:
+            return False
+        if len(self._watched) >= MAX_QUERIES:
+            del self._watched[next(iter(self._watched))]
+        self._watched[query] = self.ends.get(query, _NONE)
+        return True
 
     def take(self, offset: int, batch: Buffer) -> None:
         """A control batch at an offset. Raises CorruptBatch, UnknownFormatVersion."""
@@ -47,8 +66,8 @@ class EndSearch:
         if not isinstance(control, End):
             return
         end = NewestEnd(offset, control.epoch)
-        if control.query == self._query:
-            self._newest = max(self._newest, end)
+        if control.query in self._watched:
+            self._watched[control.query] = max(self._watched[control.query], end)
         known = self.ends.get(control.query)
         if offset < self.floor or (known is not None and known.offset >= offset):
             return
@@ -57,6 +76,11 @@ class EndSearch:
             newest = sorted(self.ends.items(), key=lambda each: each[1], reverse=True)
             self.ends = dict(newest[:MAX_QUERIES])
             self.floor = newest[MAX_QUERIES][1].offset + 1
+
+    def has(self, query: str, epoch: int, decided_at: int) -> bool:
+        """Whether an epoch of a query that is watched, or a later one, was found at or behind an offset."""
+        newest = self._watched.get(query, _NONE)
+        return newest.offset >= decided_at and newest.epoch >= epoch
 
 
 class StreamEnds:

@@ -8,14 +8,16 @@ Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), K
 storage).
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError, StorageFailed
+from logstore.errors import CairnError, StorageFailed, TierUnavailable
 from logstore.events import LOOK_UP_FAILED
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
@@ -33,6 +35,8 @@ _SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _UNKNOWN = -1
+LOOK_UP_S: Final = 1.0
+"""For a look-up by time, when the tier did not answer another one of the same request: more than the disk needs."""
 
 
 class OffsetHandlers:
@@ -49,7 +53,7 @@ class OffsetHandlers:
         """ListOffsets 1 to 11."""
         asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
         doubled = {where for where, count in Counter(asked).items() if count > 1}
-        pace = Pace()
+        pace, search = Pace(), _TimeSearch(self._broker)
         topics = []
         for topic in request.topics:
             partitions = []
@@ -58,12 +62,12 @@ class OffsetHandlers:
                 if (topic.name, part.partition_index) in doubled:
                     answer: Mapping[str, Any] = {"error_code": ErrorCode.invalid_request}
                 else:
-                    answer = await self._offset(topic.name, part, request.__version__)
+                    answer = await self._offset(topic.name, part, request.__version__, search)
                 partitions.append({"partition_index": part.partition_index, **answer})
             topics.append({"name": topic.name, "partitions": partitions})
         return await respond(request, {"topics": topics})
 
-    async def _offset(self, topic: str, part: Any, version: int) -> Mapping[str, Any]:
+    async def _offset(self, topic: str, part: Any, version: int, search: "_TimeSearch") -> Mapping[str, Any]:
         try:
             stream = self._broker.engine.store.stream(topic, part.partition_index)
             refused = refuse_leader_epoch(stream, getattr(part, "current_leader_epoch", _UNKNOWN))
@@ -71,7 +75,7 @@ class OffsetHandlers:
                 return {"error_code": refused}
             if part.timestamp < 0 and _SINCE_VERSION.get(part.timestamp, version + 1) > version:
                 return {"error_code": ErrorCode.unsupported_version}
-            offset, timestamp = await self._find(stream, part.timestamp)
+            offset, timestamp = await search.find(stream, part.timestamp)
         except CairnError as error:
             if error_code(error) is ErrorCode.kafka_storage_error:
                 self._broker.engine.store.report(
@@ -87,20 +91,6 @@ class OffsetHandlers:
             "offset": offset,
             "leader_epoch": _UNKNOWN if offset == _UNKNOWN else stream.leader_epoch,
         }
-
-    async def _find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
-        """Offset and timestamp, -1 where there is none. Raises CorruptChunk, OSError."""
-        if timestamp == LATEST:
-            return stream.high_watermark, _UNKNOWN
-        if timestamp == EARLIEST:
-            return stream.log_start_offset, _UNKNOWN
-        if timestamp in (EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-            return _in_tier(stream, timestamp), _UNKNOWN
-        if timestamp == MAX_TIMESTAMP:
-            found = await self._broker.engine.max_timestamp(stream)
-        else:
-            found = await self._broker.engine.find_timestamp(stream, timestamp)
-        return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetForLeaderEpoch 2 to 4: the end of a leader epoch, from which clients detect that logs diverged."""
@@ -125,6 +115,38 @@ class OffsetHandlers:
             return {"error_code": refused}
         epoch, end_offset = found
         return {"error_code": ErrorCode.none, "leader_epoch": epoch, "end_offset": end_offset}
+
+
+class _TimeSearch:
+    """The look-ups of one request."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._is_tier_away = False
+
+    async def find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
+        """Offset and timestamp, -1 where there is none. Raises CairnError, OSError."""
+        if timestamp == LATEST:
+            return stream.high_watermark, _UNKNOWN
+        if timestamp == EARLIEST:
+            return stream.log_start_offset, _UNKNOWN
+        if timestamp in (EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return _in_tier(stream, timestamp), _UNKNOWN
+        engine = self._broker.engine
+        with trio.move_on_after(LOOK_UP_S if self._is_tier_away else math.inf):
+            try:
+                if timestamp == MAX_TIMESTAMP:
+                    found = await engine.max_timestamp(stream)
+                else:
+                    found = await engine.find_timestamp(stream, timestamp)
+            except TierUnavailable:
+                self._is_tier_away = True
+                raise
+            return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
+        raise TierUnavailable(
+            f"{stream.name}: the tier did not answer a look-up of the same request, and this one was not over in "
+            f"{LOOK_UP_S:g} s; ask again"
+        )
 
 
 def _in_tier(stream: ServedStream, timestamp: int) -> int:

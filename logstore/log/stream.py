@@ -84,7 +84,7 @@ class Stream(SoleLeader, TieredLog):
         self._pending_bytes = 0
         self._writer = ChunkWriter(directory, host, recovered)
         self._backlog_writer = BacklogWriter(self, self._writer, host)
-        self._pins = Pins()
+        self.pins = Pins()
         self._closing: Ticket[None] | None = None
         self._remover = FileRemover(directory, host.notify)
         self.is_awake = self.deleted = self._closed = self._roll_wanted = False
@@ -467,7 +467,7 @@ class Stream(SoleLeader, TieredLog):
 
     def pin(self, offset: int) -> Pin:
         """Prevent records at or after `offset` from being trimmed until the pin is released."""
-        return self._pins.add(offset)
+        return self.pins.add(offset)
 
     def delete_records(self, before_offset: int) -> Ticket[int]:
         """Trim all records before an offset (-1: the high watermark). The result is the new log start.
@@ -484,8 +484,8 @@ class Stream(SoleLeader, TieredLog):
         return start(self._trim_when_free(target))
 
     async def _trim_when_free(self, offset: int) -> int:
-        while offset > self._pins.lowest(self.high_watermark):
-            await self._pins.unpinned
+        while offset > self.pins.lowest(self.high_watermark):
+            await self.pins.unpinned
         return await self._trim(offset, "deleted by a client")
 
     def apply_retention(self) -> None:
@@ -499,7 +499,7 @@ class Stream(SoleLeader, TieredLog):
 
     def _apply_retention(self) -> None:
         now = RetentionTime(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
-        pinned_offset = self._pins.lowest(self.high_watermark)
+        pinned_offset = self.pins.lowest(self.high_watermark)
         found = excess(self.kept_chunks, self.config, pinned_offset, now, lambda to: self._host.trim_limit(self, to))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))

@@ -235,11 +235,17 @@ def _local_key(stream: StreamId) -> str:
 
 
 def local_excess(
-    chunks: Sequence[Chunk], tiered: TieredChunks, config: TopicConfig, served_ms: int, unseen: Container[ParsedKey]
+    chunks: Sequence[Chunk],
+    tiered: TieredChunks,
+    config: TopicConfig,
+    served_ms: int,
+    unseen: Container[ParsedKey],
+    pinned_offset: int,
 ) -> int | None:
     """The offset up to which local copies are beyond the topic's local retention and in the tier; None: none is.
 
-    The last chunk always stays. `served_ms` is the retention clock; `unseen`: chunks whose objects may be missing.
+    The last chunk always stays, and what lies behind `pinned_offset`: a start searches it for an epoch that is not
+    over, and waits for no store. `served_ms` is the retention clock; `unseen`: chunks whose objects may be missing.
     """
     before_offset = None
     total_bytes = sum(chunk.size_bytes for chunk in chunks)
@@ -249,7 +255,8 @@ def local_excess(
         is_too_old = chunk.written_ms != UNKNOWN_TIME and 0 <= oldest_ms <= served_ms - chunk.written_ms
         found = tiered.at(chunk.base_offset)
         is_there = tiered.has(chunk) and (found is None or found.parsed not in unseen)
-        if chunk.rewriting is not None or not is_there or not (is_too_big or is_too_old):
+        is_kept = chunk.rewriting is not None or chunk.next_offset > pinned_offset
+        if is_kept or not is_there or not (is_too_big or is_too_old):
             break
         before_offset = chunk.next_offset
         total_bytes -= chunk.size_bytes

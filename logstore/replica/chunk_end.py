@@ -2,7 +2,7 @@
 
 | the chunk | means |
 |---|---|
-| is due | it is full or old, or there is a better set: another chunk is to follow it. Batches go on |
+| is due | it is full or old, or it is the stream's turn to have a better set: another one is to follow. Batches go on |
 | is draining | new batches wait for the next chunk, which is opened when all that was sent is acknowledged |
 
 Invariants:
@@ -30,25 +30,33 @@ class OpenChunkEnd:
         self._min_chunk_ms = min_chunk_ms
         self._opened_ms = 0
         self._asked_ms: int | None = None
-        self.is_due = False
+        self.is_over = False
+        """Whether the chunk is full or old."""
+        self.has_turn = False
+        """Whether the stream goes on with a better set now, whatever the chunk has."""
         self.is_draining = False
         self._takes_no_more = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another chunk is to follow."""
+        return self.is_over or self.has_turn
 
     def begin(self, now_ms: int) -> None:
         """A chunk was opened."""
         self._opened_ms, self._asked_ms = now_ms, None
-        self.is_due = self.is_draining = self._takes_no_more = False
+        self.is_over = self.has_turn = self.is_draining = self._takes_no_more = False
 
     def grown(self, size_bytes: int, now_ms: int) -> None:
         """The chunk has so many bytes, before further ones are placed."""
         if size_bytes >= self.chunk_bytes and now_ms - self._opened_ms >= self._min_chunk_ms:
-            self.is_due = True
+            self.is_over = True
         if size_bytes >= max(self.chunk_bytes, self._largest_chunk_bytes):
             self.take_no_more()
 
     def take_no_more(self) -> None:
         """The chunk gets no further batch, come what may: another one follows as soon as the stream may have one."""
-        self.is_due = self.is_draining = self._takes_no_more = True
+        self.is_over = self.is_draining = self._takes_no_more = True
 
     def go_on(self) -> None:
         """No chunk may follow now: a chunk that drains takes batches again, if it may."""

@@ -13,6 +13,8 @@ Invariants:
 * While producers write to this host, the pause has STEP_MS for each stream of the turn at least, unless a stream with
   one member waits. Any other lacks nothing but a further member, so it has time.
 * Of the streams that had the turn the last one keeps its pause, and gives it back again in every tick until it is over.
+* A stream has the turn for LONGEST_TURN_MS, and asks for it in every tick. Then it waits again, behind those that wait,
+  and there is no pause: the registration of one stream that cannot be read, say, does not keep all others from it.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
@@ -26,6 +28,8 @@ GATHER_MS: Final = 20
 """A tick: who hears of the host in the same moment asks in it."""
 PAUSES: Final = 3
 LONGEST_PAUSE_MS: Final = 500
+LONGEST_TURN_MS: Final = 10_000
+"""A turn takes some dozen milliseconds, and a metadata store that restarts some seconds."""
 STEP_MS: Final = 100
 """Ten streams in a second, of each owner's host."""
 ENOUGH: Final = 2
@@ -72,9 +76,16 @@ class Growths:
         """
         if self._pausing == stream and now_ms >= self._free_ms:
             self._end(now_ms)
+        queue, other = (self._needy, self._waiting) if members < ENOUGH else (self._waiting, self._needy)
+        if stream in self._turn and now_ms - self._begun_ms >= LONGEST_TURN_MS:
+            del self._turn[stream]
+            if not self._turn:
+                self._end(now_ms)
+            if self._turn:
+                queue[stream] = None
+                return False
         if self.has(stream):
             return stream in self._turn
-        queue, other = (self._needy, self._waiting) if members < ENOUGH else (self._waiting, self._needy)
         other.pop(stream, None)
         is_first = (not queue or stream in queue) and (queue is self._needy or not self._needy)
         if self._turn and is_first and self._size < TOGETHER and now_ms - self._begun_ms <= GATHER_MS:

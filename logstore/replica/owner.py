@@ -217,7 +217,7 @@ class Owner:
         """Seal the open chunk, if it has anything, when the metadata store answers and all that was sent is
         acknowledged, and open the next one.
         """
-        self._appending.end.is_due |= self.acked.length_bytes > 0 and self.state is OwnerState.APPENDING
+        self._appending.end.is_over |= self.acked.length_bytes > 0 and self.state is OwnerState.APPENDING
         return self._advance(now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -570,7 +570,8 @@ class Owner:
         is_better = is_better and not is_full
         if not is_better:
             growths.give_back(self.stream, now_ms)
-        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms, len(self._appending.progress)))
+        elif end.has_turn or not end.is_due:
+            end.has_turn = growths.take(self.stream, now_ms, len(self._appending.progress)) or end.is_draining
         if not end.is_due or following.size < self.min_copies:
             end.go_on()
             return []

@@ -5,19 +5,19 @@ Invariants:
   failed, if it is one of the chain; then it is planned around that host.
 * One attempt at a time: an attempt that was revoked ends before the next begins. If it has stored the chunk all the
   same, nothing is stored again: the next attempt is reported done.
-* A coordinator that does not answer for its client's patience stops nothing: the chunk is then stored without a plan,
-  also if the coordinator was lost after it had taken the request. Until the coordinator answers again, each further
-  chunk asks once and does not wait.
+* A coordinator that takes no request for its client's patience stops nothing, whether it is silent or answers that it
+  can store nothing: the chunk is then stored without a plan, also if the coordinator was lost after it had taken the
+  request. Until the coordinator takes a request again, each further chunk asks once and does not wait.
 * Nothing is stored without a plan because this host itself ends: what waits for its turn then fails.
-* Of requests that a coordinator was lost with, MAX_LEFT at most are cancelled when it answers again: nobody waits for
-  their turns. It cancels others itself, when their writers have been silent for long.
+* Of requests that a coordinator has taken, or may have taken, and for whose turns nobody waits, the first MAX_LEFT are
+  cancelled when it takes a request again. It cancels others itself, when their writers have been silent for long.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from random import Random
 from typing import Final, TypeVar
 
 from logstore.errors import TierUnavailable
@@ -32,29 +32,34 @@ MAX_LEFT: Final = 64
 
 
 class PeaceTurns:
-    """See `logstore.tier.interface.UploadTurns`. `host` is this host's name in the coordinator's network."""
+    """See `logstore.tier.interface.UploadTurns`. `host` is this host's name in the coordinator's network; requests are
+    named by `random`.
+    """
 
-    def __init__(self, client: CoordinatorClient, host: str, replicas: int) -> None:
+    def __init__(self, client: CoordinatorClient, host: str, replicas: int, random: Random) -> None:
         self._client = client
         self._host = host
         self._replicas = replicas
+        self._random = random
         self._is_away = False
-        """Whether the coordinator did not answer for the client's patience, and has not answered since."""
-        self._left: deque[CoordinatorRequest] = deque(maxlen=MAX_LEFT)
+        """Whether the coordinator took no request for the client's patience, and has taken none since."""
+        self._left: dict[str, None] = {}
+        """Names of requests for whose turns nobody waits."""
         self._is_closed = False
 
     def run(self, store: Callable[[Turn], T]) -> T:
         """See UploadTurns."""
+        name = f"tier-{self._random.getrandbits(96):024x}"
+        submission = core.submission(self._random, name, self._host, 1, self._replicas, None, {})
         try:
-            if self._is_away:
-                self._client.call(core.STATUS, patience_s=0)
-            request = self._client.submit(self._host, 1, self._replicas)
+            view = self._client.call(submission, patience_s=0 if self._is_away else None)
         except CoordinatorUnavailable:
-            self._is_away = True
+            self._leave(name)  # the answer alone may be lost
             return self._store_unplanned(store)
         except CoordinatorError as error:
             raise TierUnavailable(f"the coordinator refuses a request of host {self._host!r}: {error}") from error
         self._is_away = False
+        request = CoordinatorRequest(self._client, view)
         self._cancel_left()
         latest: Future[T] | None = None
         try:
@@ -64,7 +69,7 @@ class PeaceTurns:
                     continue
                 latest = self._begin(request, go, store)
         except CoordinatorUnavailable:
-            self._leave(request)
+            self._leave(name)
             if latest is None:
                 return self._store_unplanned(store)
         except CoordinatorError as error:
@@ -80,22 +85,22 @@ class PeaceTurns:
             raise TierUnavailable(f"host {self._host!r} ends, and no chunk of it is stored")
         return store(Turn((), lambda: False))
 
-    def _leave(self, request: CoordinatorRequest) -> None:
-        """The coordinator does not answer: note that it has a request that nobody waits for."""
+    def _leave(self, name: str) -> None:
+        """The coordinator does not answer: note a request that it may have, and for which nobody waits."""
         self._is_away = True
-        self._left.append(request)
+        if len(self._left) < MAX_LEFT:
+            self._left[name] = None
 
     def _cancel_left(self) -> None:
-        """The coordinator has answered: cancel what nobody waits for."""
-        for request in tuple(self._left):
+        """The coordinator has taken a request: cancel those for which nobody waits."""
+        for name in tuple(self._left):
             try:
-                request.cancel()
+                self._client.call(core.request("DELETE", name), patience_s=0)
             except CoordinatorUnavailable:
                 return
             except CoordinatorError:
-                pass  # it has ended, or the coordinator has forgotten it
-            with suppress(ValueError):  # another thread was quicker
-                self._left.remove(request)
+                pass  # it has ended, or the coordinator does not know it
+            self._left.pop(name, None)  # another thread may have been quicker
 
     def _begin(self, request: CoordinatorRequest, go: Go, store: Callable[[Turn], T]) -> "Future[T]":
         """Begin an attempt on a thread of its own, which no exit of the process waits for."""
@@ -131,7 +136,7 @@ class PeaceTurns:
         try:
             report()
         except CoordinatorUnavailable:
-            self._leave(request)
+            self._leave(request.name)
         except CoordinatorError:
             pass  # it has given the chunk up
 

@@ -5,6 +5,7 @@
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 
 import trio
 
@@ -58,7 +59,7 @@ def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
 
 def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
     token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
-    return PeaceTurns(CoordinatorClient(access.coordinator, token=token), access.host, replicas)
+    return PeaceTurns(CoordinatorClient(access.coordinator, token=token), access.host, replicas, SystemRandom())
 
 
 def _text(path: str) -> str:

@@ -237,7 +237,8 @@ class Tiering:
         if not stream.config.is_tiered or not stream.tiered or stream.deleted:
             return None
         now_ms = self._store.retention_clock.now_ms()
-        return local_excess(stream.chunks, stream.tiered, stream.config, now_ms, self._unseen)
+        pinned_offset = stream.pins.lowest(stream.high_watermark)
+        return local_excess(stream.chunks, stream.tiered, stream.config, now_ms, self._unseen, pinned_offset)
 
     async def _drop_held(self, stream_id: StreamId, stream: Stream, held: Ticket[None], offset: int) -> None:
         held.result()

@@ -184,7 +184,15 @@ TOPOLOGY = Object(
         "links": Field(ListOf(LINK), "every direction of every connection between switches"),
     },
 )
-HEALTH = Object("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
+HEALTH = Object(
+    "Health",
+    {
+        "status": Field(
+            String(choices=("ok", "failing", "standby")),
+            "failing: nothing can be stored, or no host of the cluster leads; standby: another host of it leads",
+        )
+    },
+)
 
 # ---- values in requests
 
@@ -268,9 +276,9 @@ ROUTES: tuple[Route, ...] = (
           {200: RouteAnswer("the state now", STATUS)}),
     Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: RouteAnswer("it", TOPOLOGY)}),
     Route("GET", "/metrics", "getMetrics", "Counters and gauges for Prometheus.",
-          {200: RouteAnswer("in Prometheus' text format", None, PROMETHEUS)}),
+          {200: RouteAnswer("in Prometheus' text format", None, PROMETHEUS)}, local=True),
     Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: RouteAnswer("OpenAPI 3.1", MapOf(String()))}),
     Route("GET", "/health", "getHealth", "Whether the coordinator can do its work.",
-          {200: RouteAnswer("it can", HEALTH), 503: RouteAnswer("it cannot", HEALTH)}, free=True),
+          {200: RouteAnswer("it can", HEALTH), 503: RouteAnswer("it cannot", HEALTH)}, free=True, local=True),
     Route("GET", "/", "getPage", "The status as a page with a picture.", {200: RouteAnswer("a page", None, HTML)}),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
-from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
@@ -169,7 +169,11 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
 
 
 async def _run(
-    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path, reporter: Reporter
+    environment: CoordinatorEnvironment,
+    metadata: BlockingMetadata,
+    settings: ServeSettings,
+    data_dir: Path,
+    reporter: Reporter,
 ) -> None:
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)
@@ -182,7 +186,7 @@ async def _run(
 
 
 async def _serve_until_signal(
-    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path
+    environment: CoordinatorEnvironment, metadata: BlockingMetadata, settings: ServeSettings, data_dir: Path
 ) -> None:
     tls = settings.security.tls
     numbers = (signal.SIGTERM, signal.SIGINT, *(() if tls is None else (signal.SIGHUP,)))

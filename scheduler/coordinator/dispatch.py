@@ -69,34 +69,15 @@ class Reply(NamedTuple):
 Operation = Callable[[ApiCall], Awaitable[Reply]]
 
 
-class Dispatch:
-    """Answers HTTP requests with the operations of a service. `token` None: no client needs a token.
+class ClientCheck:
+    """Whether a client may ask. `token` None: no client needs a token.
 
     `own_only`: a request whose Host header names another machine is refused.
     """
 
-    def __init__(
-        self, operations: Mapping[str, Operation], report: Report, token: str | None = None, *, own_only: bool = False
-    ) -> None:
-        missing = {route.operation for route in ROUTES} - set(operations)
-        if missing:
-            raise LookupError(f"no handler for {', '.join(sorted(missing))}")
-        self._operations = operations
-        self._report = report
+    def __init__(self, token: str | None = None, *, own_only: bool = False) -> None:
         self._token = None if token is None else token.encode()
         self._own_only = own_only
-        self.answered: Counter[tuple[str, int]] = Counter()
-        """The number of answers of each operation, by status; `none`: the request had no route."""
-
-    def may_wait(self, request: HttpRequest) -> bool:
-        """Whether the route of a request waits for events, so that its answer may take long."""
-        route = _route_of(request.method, request.target)
-        return route is not None and route.waits
-
-    def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request may have a large body: its route says so, and the client has the token."""
-        route = _route_of(method, target)
-        return route is not None and route.large and self.knows(headers)
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may ask for more than /health."""
@@ -104,6 +85,53 @@ class Dispatch:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
+
+    def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request may have a large body: its route says so, and the client has the token."""
+        route = route_of(method, target)
+        return route is not None and route.large and self.knows(headers)
+
+    def check(self, request: HttpRequest) -> None:
+        """Raises ApiError if the client may not ask."""
+        if self._own_only and not names_this_machine(request.headers.get("host")):
+            raise ApiError(
+                BAD_REQUEST,
+                f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
+                "localhost only; use one of these names, or start it with --token-file",
+                "Host",
+            )
+        if not self.knows(request.headers):
+            raise ApiError(
+                UNAUTHORIZED,
+                "this coordinator wants its token: Authorization: Bearer TOKEN",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def may_wait(request: HttpRequest) -> bool:
+    """Whether the route of a request waits for events, so that its answer may take long."""
+    route = route_of(request.method, request.target)
+    return route is not None and route.waits
+
+
+class Dispatch:
+    """Answers HTTP requests of clients that may ask with the operations of a service."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation],
+        report: Report,
+        clients: ClientCheck,
+        answered: Counter[tuple[str, int]] | None = None,
+    ) -> None:
+        missing = {route.operation for route in ROUTES} - set(operations)
+        if missing:
+            raise LookupError(f"no handler for {', '.join(sorted(missing))}")
+        self._operations = operations
+        self._report = report
+        self._clients = clients
+        self.answered: Counter[tuple[str, int]] = Counter() if answered is None else answered
+        """The number of answers of each operation, by status; `none`: the request had no route."""
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer a request."""
@@ -113,7 +141,7 @@ class Dispatch:
             route, parameters = self._route(request, segments)
             operation = route.operation
             if not route.free:
-                self._check_client(request)
+                self._clients.check(request)
             call = ApiCall(
                 {name: from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
                 _query(route, query),
@@ -135,7 +163,7 @@ class Dispatch:
                 if route.method == method:
                     return route, parameters
                 allowed.append(route.method)
-        self._check_client(request)  # a client without the token learns nothing about paths
+        self._clients.check(request)  # a client without the token learns nothing about paths
         if allowed:
             raise ApiError(
                 METHOD_NOT_ALLOWED,
@@ -147,32 +175,10 @@ class Dispatch:
             NOT_FOUND, f"no such path{nearest(path, [one.path for one in ROUTES])}; /openapi.json lists them all"
         )
 
-    def _check_client(self, request: HttpRequest) -> None:
-        if self._own_only and not names_this_machine(request.headers.get("host")):
-            raise ApiError(
-                BAD_REQUEST,
-                f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
-                "localhost only; use one of these names, or start it with --token-file",
-                "Host",
-            )
-        if not self.knows(request.headers):
-            raise ApiError(
-                UNAUTHORIZED,
-                "this coordinator wants its token: Authorization: Bearer TOKEN",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
     def _error(self, operation: str, error: Exception) -> HttpResponse:
         match error:
             case ApiError():
-                later = {"Retry-After": str(RETRY_AFTER_S)} if error.status == UNAVAILABLE else {}
-                headers = {**later, **error.headers}
-                return error_response(
-                    error.status,
-                    plain(error.message)[:MAX_ERROR_CHARACTERS],
-                    field_name=_plain(error.field),
-                    headers=headers,
-                )
+                return api_error_response(error)
             case RequestError() | FieldError():
                 return error_response(
                     BAD_REQUEST, plain(str(error))[:MAX_ERROR_CHARACTERS], field_name=_plain(error.field)
@@ -184,6 +190,17 @@ class Dispatch:
         trace = "".join(traceback.format_exception(error))
         self._report(REQUEST_CRASHED, operation=operation, trace=trace)
         return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+
+
+def api_error_response(error: ApiError) -> HttpResponse:
+    """The answer to a request that is refused."""
+    later = {"Retry-After": str(RETRY_AFTER_S)} if error.status == UNAVAILABLE else {}
+    return error_response(
+        error.status,
+        plain(error.message)[:MAX_ERROR_CHARACTERS],
+        field_name=_plain(error.field),
+        headers={**later, **error.headers},
+    )
 
 
 def _plain(field: str | None) -> str | None:
@@ -202,7 +219,7 @@ def _split(target: str) -> tuple[list[str], str]:
     return decoded, parts.query
 
 
-def _route_of(method: str, target: str) -> Route | None:
+def route_of(method: str, target: str) -> Route | None:
     """The route of a request that is not checked yet; None without one."""
     try:
         segments, _ = _split(target)

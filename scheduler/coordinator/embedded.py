@@ -1,7 +1,8 @@
-"""A coordinator inside another program's event loop: a sidecar's, on a single host.
+"""A coordinator inside another program's event loop, a sidecar's: on a host alone, or in a cluster.
 
-The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Access`, `Refused`, and
-the result's `address` and `drain`.
+The sidecar imports this module only if its settings ask for a coordinator; it uses `start` on a host alone,
+`stand_by_in` with `ClusterSide` and `DATABASE` in a cluster, `Access`, `Refused`, and the result's `address`, `resign`
+and `drain`.
 
 Invariant: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`.
 """
@@ -17,6 +18,7 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from scheduler.coordinator.running import DATABASE as DATABASE
 from scheduler.coordinator.running import (
     RunningCoordinator,
     Security,
@@ -27,6 +29,7 @@ from scheduler.coordinator.running import (
     serve,
 )
 from scheduler.coordinator.service import CoordinatorEnvironment
+from scheduler.coordinator.standby.running import ClusterSide, StandingBy, stand_by
 from scheduler.topology.description import load_topology
 
 Refused = CairnError
@@ -52,12 +55,36 @@ async def start(
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
+    environment, settings = await _prepare(topology, listen, report, access)
+    with opened(data_dir) as metadata:
+        await serve(environment, metadata, settings, task_status=task_status)
+
+
+async def stand_by_in(
+    cluster: ClusterSide,
+    topology: Path,
+    listen: Address,
+    report: Report,
+    access: Access,
+    *,
+    task_status: trio.TaskStatus[StandingBy] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Stand by in a cluster, and lead when no other host does, until drained or cancelled; reports what runs.
+
+    Raises Refused, OSError.
+    """
+    environment, settings = await _prepare(topology, listen, report, access)
+    await stand_by(environment, cluster, settings, task_status=task_status)
+
+
+async def _prepare(
+    topology: Path, listen: Address, report: Report, access: Access
+) -> tuple[CoordinatorEnvironment, ServeSettings]:
+    """Raises Refused, OSError."""
     token = None if access.token_file is None else read_token(access.token_file)
     settings = ServeSettings(listen, security=Security(token, access.tls, access.insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
     random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
-    environment = CoordinatorEnvironment(network, planner, SystemClock(), random, report)
-    with opened(data_dir) as metadata:
-        await serve(environment, metadata, settings, task_status=task_status)
+    return CoordinatorEnvironment(network, planner, SystemClock(), random, report), settings

@@ -1,15 +1,15 @@
-"""Group commit: changes are stored in transactions, off the event loop; callbacks run when the changes are durable.
+"""Group commit: changes are stored in transactions; callbacks run when the changes are durable.
 
 Invariants:
 * One transaction is in flight; changes recorded meanwhile go into the next.
 * A callback runs when the changes recorded with it are durable, and not before.
 * A failed transaction is tried again as a whole before newer changes; while it fails, callers that ask first (`ready`)
   record nothing new.
-* No caller waits longer than STALLED_S: a disk that hangs counts as a disk that fails.
+* No caller waits longer than STALLED_S: a store that hangs counts as a store that fails.
+* When `run` is cancelled, who waits for changes that are not durable gets StoreError.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -25,6 +25,7 @@ PAUSE_S = 0.05
 STALLED_S = 5.0
 """Callers do not wait for a longer transaction: they would hold all connections, also those of keep-alives."""
 STALLED = f"a transaction takes longer than {STALLED_S:g} s"
+ENDED = "the coordinator has ended here: ask again"
 
 
 class _Transaction:
@@ -37,23 +38,15 @@ class _Transaction:
         self.error: str | None = None
 
 
-OffLoad = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs a blocking function; the journal calls it for one function at a time."""
-
-
-async def in_a_thread(work: Callable[[], None]) -> None:
-    """Run a function in a thread; a cancellation waits for the end of the function."""
-    await trio.to_thread.run_sync(work)
-
-
 class MetadataJournal:
     """Stores changes in batches. `run` must run for anything to become durable."""
 
-    def __init__(self, metadata: Metadata, report: Report, off_load: OffLoad = in_a_thread) -> None:
+    def __init__(self, metadata: Metadata, report: Report) -> None:
         self._metadata = metadata
         self._report = report
-        self._off_load = off_load
         self._pending: dict[str, Change] = {}
+        self._unstored_bytes = 0
+        """Of the values that were recorded and are not durable."""
         self._callbacks: list[Callable[[], None]] = []
         self._upcoming = _Transaction()
         self._in_flight: _Transaction | None = None
@@ -69,7 +62,17 @@ class MetadataJournal:
     @property
     def failing(self) -> str | None:
         """The reason why changes cannot be stored; None while they can."""
-        return STALLED if self._stalled else self._error
+        return STALLED if self._stalled else self._error or self._metadata.obstacle
+
+    @property
+    def obstacle(self) -> str | None:
+        """See Metadata."""
+        return self._metadata.obstacle
+
+    @property
+    def left_bytes(self) -> float:
+        """How many bytes of keys and values may be recorded beside those that are."""
+        return self._metadata.left_bytes - self._unstored_bytes
 
     @property
     def _stalled(self) -> bool:
@@ -80,6 +83,7 @@ class MetadataJournal:
         if not changes and then is None:
             return
         _merge(self._pending, changes)
+        self._unstored_bytes += _bytes(changes)
         if then is not None:
             self._callbacks.append(then)
         self._work.set()
@@ -107,6 +111,8 @@ class MetadataJournal:
             await self.durable()
             if self._error is not None:
                 raise StoreError(self._error)
+        if self._metadata.obstacle is not None:
+            raise StoreError(self._metadata.obstacle)
 
     async def load(self) -> Mapping[str, str]:
         """All stored entries, after all recorded changes. Raises StoreDamaged, StoreError.
@@ -114,35 +120,46 @@ class MetadataJournal:
         The caller must record nothing meanwhile.
         """
         await self.durable()
-        found: dict[str, str] = {}
-        await self._off_load(lambda: found.update(self._metadata.load()))
-        return found
+        return await self._metadata.load()
 
     async def run(self) -> None:
-        """Store the recorded changes, until cancelled. The transaction in flight is finished first."""
-        while True:
-            await self._work.wait()
-            self._work = trio.Event()
-            batch, then, round_ = self._pending, self._callbacks, self._upcoming
-            self._pending, self._callbacks, self._upcoming, self._in_flight = {}, [], _Transaction(), round_
-            self._began_s = trio.current_time()
-            try:
-                await self._off_load(partial(self._metadata.apply, list(batch.values())))
-            except StoreError as error:
-                self._put_back(batch, then, str(error))
-            else:
-                self.commits += 1
-                self.changes += len(batch)
-                if self._error is not None or self._stall_reported:
-                    self._error, self._stall_reported = None, False
-                    self._report(STORE_WORKS_AGAIN)
-                for notify in then:
-                    notify()
-            self._in_flight = self._began_s = None
-            round_.error = self._error
-            round_.ended.set()
-            if self._error is not None:
-                await self._pause()
+        """Store the recorded changes, until cancelled. A disk finishes the transaction in flight first."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work = trio.Event()
+                await self._store()
+                if self._error is not None:
+                    await self._pause()
+        finally:
+            self._error = self._error or ENDED
+            for waited_for in (self._in_flight, self._upcoming):
+                if waited_for is not None:
+                    waited_for.error = self._error
+                    waited_for.ended.set()
+
+    async def _store(self) -> None:
+        """One transaction with everything that is recorded."""
+        batch, then, round_ = self._pending, self._callbacks, self._upcoming
+        self._pending, self._callbacks, self._upcoming, self._in_flight = {}, [], _Transaction(), round_
+        size_bytes = self._unstored_bytes
+        self._began_s = trio.current_time()
+        try:
+            await self._metadata.apply(list(batch.values()))
+        except StoreError as error:
+            self._put_back(batch, then, str(error))
+        else:
+            self.commits += 1
+            self.changes += len(batch)
+            self._unstored_bytes -= size_bytes
+            if self._error is not None or self._stall_reported:
+                self._error, self._stall_reported = None, False
+                self._report(STORE_WORKS_AGAIN)
+            for notify in then:
+                notify()
+        self._in_flight = self._began_s = None
+        round_.error = self._error
+        round_.ended.set()
 
     def _put_back(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
         """Put a failed batch back, before the changes that were recorded meanwhile."""
@@ -161,6 +178,10 @@ class MetadataJournal:
         with trio.move_on_after(RETRY_S):
             await self._retry_now.wait()
         self._retry_now = trio.Event()
+
+
+def _bytes(changes: Sequence[Change]) -> int:
+    return sum(len(change.key) + len(change.value) for change in changes if isinstance(change, SetValue))
 
 
 def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:

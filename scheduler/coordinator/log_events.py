@@ -26,6 +26,14 @@ STORE_WORKS_AGAIN: Final = LogEvent("store_works_again")
 PLAN_REBUILT: Final = LogEvent("plan_rebuilt", Level.WARNING)
 PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.ERROR)
 
+# ---- coordinators of a cluster
+
+COORDINATOR_LEADS: Final = LogEvent("coordinator_leads")
+COORDINATOR_LEADS_NO_MORE: Final = LogEvent("coordinator_leads_no_more")
+COORDINATOR_FOLLOWS: Final = LogEvent("coordinator_follows")
+COORDINATOR_DATABASE_TAKEN: Final = LogEvent("coordinator_database_taken")
+COORDINATOR_CANNOT_LEAD: Final = LogEvent("coordinator_cannot_lead", Level.WARNING)
+
 # ---- clients
 
 REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="operation")

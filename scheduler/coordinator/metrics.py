@@ -5,6 +5,7 @@ Invariants: names start with `cairn_coordinator_`; label values are bounded in n
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Protocol
 
 from logstore.base import prometheus
@@ -28,11 +29,16 @@ class Traffic(Protocol):
 
 
 def text(coordinator: Coordinator, traffic: Traffic) -> str:
-    """All metrics."""
-    return prometheus.text(_metrics(coordinator, traffic))
+    """All metrics of a coordinator that plans."""
+    return prometheus.text(chain(_plan_metrics(coordinator), _host_metrics(traffic, leads=True)))
 
 
-def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
+def standby_text(traffic: Traffic) -> str:
+    """All metrics of a host of a cluster that stands by."""
+    return prometheus.text(_host_metrics(traffic, leads=False))
+
+
+def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:
     status, journal = coordinator.status(), coordinator.journal
     states = Counter(str(entry.state) for entry in coordinator.registry.requests.values())
     hosts = coordinator.hosts.known()
@@ -41,8 +47,7 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     for use in status.uses:
         used[use.resource] += use.used
         total[use.resource] += use.total
-    yield _gauge("up", "1: running", 1)
-    yield _gauge("uptime_seconds", "since this process started", coordinator.uptime_ms() / 1000)
+    yield _gauge("uptime_seconds", "since it began to plan, in this process", coordinator.uptime_ms() / 1000)
     yield _metric(
         "requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)]
     )
@@ -76,6 +81,11 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _counter("changes_total", "changes stored in them", journal.changes)
     yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
     yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.failing is not None))
+
+
+def _host_metrics(traffic: Traffic, *, leads: bool) -> Iterable[Metric]:
+    yield _gauge("up", "1: running", 1)
+    yield _gauge("leads", "1: it plans; 0: a host of a cluster that stands by", int(leads))
     answers = sorted(traffic.answered().items())
     yield _metric(
         "answers_total", "counter", "answers by operation and status",

@@ -30,7 +30,9 @@ class RouteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. `waits`: waits for events; `free`: needs no token; `large`: its body may be large."""
+    """One method on one path. `waits`: waits for events; `free`: needs no token; `large`: its body may be large;
+    `local`: a host of a cluster that stands by answers it itself.
+    """
 
     method: str
     path: str
@@ -44,16 +46,18 @@ class Route:
     waits: bool = False
     free: bool = False
     large: bool = False
+    local: bool = False
 
     def statuses(self) -> frozenset[int]:
         """Every status that the route can answer with."""
-        common = set(COMMON_ERRORS) - ({401} if self.free else set())
+        common = set(COMMON_ERRORS) - ({401} if self.free else set()) - ({307} if self.local else set())
         if self.body is not None:
             common |= {411, 415}
         return frozenset({*self.answers, *self.errors, *common})
 
 
 ERRORS: Mapping[int, str] = {
+    307: "this host of a cluster stands by: ask at `Location`, with the same method and body",
     400: "a field is missing, unknown or not what it may be; `field` names it",
     401: "a bearer token is missing or wrong",
     404: "there is no such request, chunk, host, unit or checkpoint",
@@ -65,6 +69,6 @@ ERRORS: Mapping[int, str] = {
     415: "the body must be application/json",
     431: "the headers are too large",
     500: "a fault of the coordinator's; its log has more",
-    503: "not now: the queue is full, nothing can be stored, or the coordinator stops; try again",
+    503: "not now: the queue is full, nothing can be stored, no host leads, or the coordinator stops; try again",
 }
-COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
+COMMON_ERRORS = (307, 400, 401, 408, 413, 431, 500, 503)

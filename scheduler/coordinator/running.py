@@ -19,11 +19,12 @@ from logstore.base.errors import TlsError
 from logstore.base.http.messages import HttpSettings
 from logstore.base.http.server import HttpServer
 from logstore.base.tls import ServerTls, TlsFiles
-from scheduler.coordinator.dispatch import Dispatch
+from scheduler.coordinator.dispatch import ClientCheck, Dispatch, may_wait
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.journal import MetadataJournal
-from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata
+from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.warm_up import warm_up_planner
@@ -65,6 +66,11 @@ class Security:
             )
 
     @property
+    def clients(self) -> ClientCheck:
+        """Which clients may ask."""
+        return ClientCheck(self.token, own_only=self.own_only)
+
+    @property
     def own_only(self) -> bool:
         """Whether clients need nothing but to run on this machine."""
         has_certificates = self.tls is not None and self.tls.requires_certificate
@@ -89,6 +95,9 @@ class RunningCoordinator:
         self.coordinator = coordinator
         self.server = server
         self._dispatch = dispatch
+
+    async def resign(self) -> None:
+        """Nothing: no other host can lead."""
 
     async def drain(self, patience_s: float = DRAIN_S) -> None:
         """Accept no more requests, answer the waiting ones, and store the recorded changes."""
@@ -123,29 +132,30 @@ class _Traffic:
 
 async def serve(
     environment: CoordinatorEnvironment,
-    metadata: Metadata,
+    blocking: BlockingMetadata,
     settings: ServeSettings,
     *,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports the running coordinator. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
-    stored = metadata.load()
+    metadata = MetadataOnThreads(blocking)
+    stored = await metadata.load()
     await warm_up_planner(environment.planner, environment.report)
     # After the warm-up: here the deadlines of hosts and writers begin, and restored chunks may be planned again.
     journal = MetadataJournal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
     traffic = _Traffic()
-    operations, security = RouteHandlers(coordinator, traffic).operations(), settings.security
-    dispatch = Dispatch(operations, environment.report, security.token, own_only=security.own_only)
+    clients = settings.security.clients
+    dispatch = Dispatch(RouteHandlers(coordinator, traffic).operations(), environment.report, clients)
     server = HttpServer(
         settings.http,
         dispatch,
         environment.report,
-        may_wait=dispatch.may_wait,
-        takes_large=dispatch.takes_large,
-        tls=security.tls,
+        may_wait=may_wait,
+        takes_large=clients.takes_large,
+        tls=settings.security.tls,
     )
     running = traffic.of = RunningCoordinator(server, coordinator, dispatch)
     async with trio.open_nursery() as background:

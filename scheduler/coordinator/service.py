@@ -205,6 +205,8 @@ class Coordinator:
                 self._extend_writer_deadlines(late_ms)
             if self._inconsistent is not None:
                 await self._rebuild()
+            if self.journal.obstacle is not None:
+                self.hosts.extend_deadlines(passed_ms)  # nothing is answered, keep-alives neither
             if self.failing is not None:
                 self._extend_writer_deadlines(passed_ms)  # reports could not be stored, and were refused
                 continue
@@ -321,6 +323,8 @@ class Coordinator:
             return known, False
         if self.registry.live >= self.settings.scheduler.max_waiting:
             raise ApiError(UNAVAILABLE, f"the queue is full: {self.registry.live} requests wait; try again later")
+        if self.journal.left_bytes < len(submission_text(submission)):
+            raise ApiError(UNAVAILABLE, "the store is full: try again when other requests have ended")
         if submission.writer is not None and self.hosts.record(submission.writer).lost:
             raise ApiError(
                 CONFLICT, f"writer={shown(submission.writer)}: this host is lost; register it first", "writer"

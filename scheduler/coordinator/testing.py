@@ -22,7 +22,7 @@ import trio
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
-from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Settings
@@ -59,7 +59,9 @@ def running(
 
 
 @contextmanager
-def in_thread(environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
+def in_thread(
+    environment: CoordinatorEnvironment, metadata: BlockingMetadata, settings: ServeSettings
+) -> Iterator[str]:
     """Serve in a thread; gives the URL. Raises the error that prevents the start."""
     thread = _Thread(environment, metadata, settings)
     thread.start()
@@ -73,7 +75,9 @@ def in_thread(environment: CoordinatorEnvironment, metadata: Metadata, settings:
 class _Thread(threading.Thread):
     """An event loop with one coordinator on it."""
 
-    def __init__(self, environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> None:
+    def __init__(
+        self, environment: CoordinatorEnvironment, metadata: BlockingMetadata, settings: ServeSettings
+    ) -> None:
         super().__init__(name="coordinator", daemon=True)
         self._parts = (environment, metadata, settings)
         self._ready = threading.Event()

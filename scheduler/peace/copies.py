@@ -29,9 +29,9 @@ from scheduler.peace.online.scheduler import OnlineScheduler
 from scheduler.peace.online.states import ChunkState, RequestState
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import TransferKind
+from scheduler.peace.replica_sets import Domain
 from scheduler.topology import UNLIMITED, Link, Server, Topology, both_ways
 
-Domain = tuple[str, ...]
 HOST_COPIES: Final = 2
 """While the pieces of one chunk are on their way, those of another are written (`cluster.copies.copy_flow`)."""
 MAX_HOST_COPIES: Final = 8

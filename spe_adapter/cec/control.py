@@ -133,7 +133,8 @@ class EndPositions:
     epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
     did not note it. `results` are the format and columns of the results (`operators.formats.ResultColumns`), None for
     JSON. `checkpoints` has sequence number and epoch of the newest checkpoint that the driver knew of each partition,
-    None where there was none; it is empty without checkpoints.
+    None where there was none; it is empty without checkpoints. `name` and `checkpoint` are the query's in Spark, for
+    people; None where they are not known.
     """
 
     generation: int
@@ -149,6 +150,8 @@ class EndPositions:
     checkpoints: tuple[tuple[int, int] | None, ...] = ()
     wall_ms: int | None = None
     results: Mapping[str, Any] | None = None
+    name: str | None = None
+    checkpoint: str | None = None
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -173,6 +176,10 @@ class EndPositions:
             fields["wall_ms"] = self.wall_ms
         if self.results is not None:
             fields["results"] = self.results
+        if self.name is not None:
+            fields["name"] = self.name
+        if self.checkpoint is not None:
+            fields["checkpoint"] = self.checkpoint
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -197,6 +204,8 @@ class EndPositions:
             checkpoints=_checkpoints(values.get("checkpoints", [])),
             wall_ms=fields.optional_integer("wall_ms"),
             results=values.get("results"),
+            name=fields.optional_text("name"),
+            checkpoint=fields.optional_text("checkpoint"),
         )
 
 
@@ -472,6 +481,9 @@ class _Fields:
     def text(self, name: str) -> str:
         value = self._fields.get(name)
         return value if isinstance(value, str) else self._refuse(name, value)
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._fields.get(name) is None else self.text(name)
 
     def flag(self, name: str) -> bool:
         value = self._fields.get(name)

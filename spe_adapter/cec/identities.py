@@ -22,13 +22,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from spe_adapter.codec.columns import keys_of, steady
 from spe_adapter.codec.identity_hash import hashes_of, key_length
-from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s, compiled
-
-UInt64s = NDArray[np.uint64]
+from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s, Uint64s, compiled
 
 SLOT_WORDS: Final = 4
 """Words of a slot: hash (0: empty), number, first eight bytes of the key, and the word that INLINE_BYTES describes."""
@@ -104,7 +101,7 @@ def insert(
     key_bit: int,
     key_data: Bytes,
     numbers: Int64s,
-    slots: UInt64s,
+    slots: Uint64s,
     arena: Bytes,
     used_bytes: int,
     is_new: Bytes,
@@ -149,7 +146,7 @@ def insert(
 
 
 @compiled
-def rehash(source: UInt64s, target: UInt64s) -> None:
+def rehash(source: Uint64s, target: Uint64s) -> None:
     """Move all entries into a larger, empty table."""
     size = np.uint64(target.shape[0])
     for index in range(source.shape[0]):
@@ -212,5 +209,5 @@ class Identities:
             self._arena = larger
 
 
-def _empty(identities: int) -> UInt64s:
+def _empty(identities: int) -> Uint64s:
     return np.zeros((max(MIN_CAPACITY, identities * 100 // LOAD_PERCENT + 1), SLOT_WORDS), np.uint64)

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from logstore.errors import CorruptBatch
 from logstore.interfaces import Buffer
 from spe_adapter.codec import nested
+from spe_adapter.codec.kernels import Bytes
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 _LEVEL: Final = 1
 """Higher levels take twice as long and save nothing on such rows."""
 _LENGTH_BYTES: Final = 4
 _BYTE_BITS: Final = 8
-
-_Bytes = NDArray[np.uint8]
 
 
 def can_pack(schema: pa.Schema) -> bool:
@@ -98,7 +97,7 @@ def _column_parts(column: pa.Array) -> list[bytes]:
     return [*parts, _planes(np.frombuffer(buffers[1], f"V{width}")[first : first + count])]
 
 
-def _bits(flags: NDArray[np.bool_] | _Bytes) -> bytes:
+def _bits(flags: NDArray[np.bool_] | Bytes) -> bytes:
     return np.packbits(flags, bitorder="little").tobytes()
 
 
@@ -112,7 +111,7 @@ def _planes(values: NDArray[np.void] | NDArray[np.int32]) -> bytes:
 class _PackedReader:
     """Reads columns of `rows` values from a body. All methods raise CorruptBatch if the body is too short."""
 
-    def __init__(self, body: _Bytes, rows: int) -> None:
+    def __init__(self, body: Bytes, rows: int) -> None:
         self._body = body
         self._rows = rows
         self._at = 0
@@ -122,7 +121,7 @@ class _PackedReader:
         """The number of bytes that are not yet read."""
         return len(self._body) - self._at
 
-    def take(self, count: int) -> _Bytes:
+    def take(self, count: int) -> Bytes:
         """Read `count` bytes."""
         if count > self.left:
             raise CorruptBatch(f"packed rows end {count - self.left} bytes too early")
@@ -156,10 +155,10 @@ class _PackedReader:
             kind, self._rows, [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
         )
 
-    def _bitmap(self) -> _Bytes:
+    def _bitmap(self) -> Bytes:
         return self.take(-(-self._rows // _BYTE_BITS)).copy()
 
-    def _values(self, width: int) -> _Bytes:
+    def _values(self, width: int) -> Bytes:
         """Read values of `width` bytes each from their planes, into new memory."""
         planes = self.take(self._rows * width).reshape(width, self._rows)
         return np.ascontiguousarray(planes.T).reshape(-1)

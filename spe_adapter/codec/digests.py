@@ -14,13 +14,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from spe_adapter.codec.columns import BytesColumn
-from spe_adapter.codec.kernels import Bytes, Int32s, compiled
+from spe_adapter.codec.kernels import Bytes, Int32s, Uint64s, compiled
 
 MODULUS: Final = 2**64
-UInt64s = NDArray[np.uint64]
 
 
 def digest_of(keys: pa.Array | None, values: pa.Array) -> int:
@@ -33,7 +31,7 @@ def digest_of(keys: pa.Array | None, values: pa.Array) -> int:
 
 
 @compiled
-def _mix(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, states: UInt64s) -> None:
+def _mix(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, states: Uint64s) -> None:
     """Take the bytes of each row into its state."""
     prime = np.uint64(0x100000001B3)
     eight = np.uint64(8)

@@ -22,6 +22,7 @@ Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
 Uint32s = NDArray[np.uint32]
 Int64s = NDArray[np.int64]
+Uint64s = NDArray[np.uint64]
 
 
 def compiled(function: Any) -> Any:

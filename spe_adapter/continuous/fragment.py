@@ -10,7 +10,7 @@ Invariants:
 Source: CEC paper, section II (queries as fragments between queues).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -24,8 +24,7 @@ from spe_adapter.operators.base import Operator
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import output_schema
 
-Function = Callable[[pa.RecordBatch], pa.RecordBatch]
-Step = Function | stateless.Step
+Step = stateless.Function | stateless.Step
 """A stateless step: a Filter, a Map, or a function from record batch to record batch. Its result for a row must depend
 on the row alone, or a replay would differ.
 """

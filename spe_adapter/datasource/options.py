@@ -12,13 +12,14 @@ Source: Spark's Structured Streaming + Kafka Integration Guide.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final, Literal
 
 from logstore.base.addresses import Address
+from logstore.base.near_names import near_name
 from logstore.client.blocking import parse_addresses
 from logstore.client.security import PLAINTEXT, PROPERTIES, ClientSecurity, parse_security
 from logstore.errors import InvalidConfig
+from logstore.format.epoch_api import Rewind
 from logstore.format.fields import MAX_NAME_CHARACTERS
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
@@ -32,7 +33,6 @@ DEFAULT_FETCH_BYTES: Final = 2 * 1024 * 1024
 DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 Strategy = Literal["error", "latest"]
-Rewind = Literal["error", "skip"]
 
 SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 
@@ -283,8 +283,8 @@ class OptionReader:
         for name in sorted(self._options):
             if name not in allowed:
                 meant = {one.lower(): one for one in known}
-                near = get_close_matches(name, meant, n=1)
-                hint = f" (did you mean {meant[near[0]]}?)" if near else ""
+                near = near_name(name, meant)
+                hint = "" if near is None else f" (did you mean {meant[near]}?)"
                 raise InvalidConfig(
                     f"option {self._spelled[name]!r} is not one of the {what}'s{hint}: {', '.join(sorted(known))}"
                 )

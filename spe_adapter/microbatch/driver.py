@@ -20,7 +20,7 @@ Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import CairnError, StaleEpoch
@@ -63,6 +63,13 @@ _TRIMS_PER_RETENTION: Final = 8
 _MIN_TRIM_S: Final = 1.0
 
 
+class SparkQueryNames(NamedTuple):
+    """What Spark's users call a query, and where its checkpoint is; None where they have not said so."""
+
+    name: str | None = None
+    checkpoint: str | None = None
+
+
 class QueryDriver:
     """The epochs of one incarnation of a query. Thread-safe: Spark's callback and the no-data trigger call it."""
 
@@ -74,11 +81,13 @@ class QueryDriver:
         host: Host,
         probe: Probe,
         initial: Execute | None = None,
+        names: SparkQueryNames | None = None,
     ) -> None:
         """`initial` runs the tasks of the epoch that takes the initial state, before the first batch (None: no such
-        epoch).
+        epoch). `names` are noted with each epoch, for who looks at the log.
         """
         self._fixed = fixed
+        self._names = names or SparkQueryNames()
         self._initial = initial
         self._query = query
         self._incarnation = incarnation
@@ -260,6 +269,8 @@ class QueryDriver:
             checkpoints=() if self._watch is None else self._watch.named(),
             wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
             results=self._results,
+            name=self._names.name,
+            checkpoint=self._names.checkpoint,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)

@@ -33,7 +33,7 @@ from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
-from spe_adapter.microbatch.driver import QueryDriver
+from spe_adapter.microbatch.driver import QueryDriver, SparkQueryNames
 from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, silent
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.frames import arrow_schema, check, check_late, check_watermarks, joined
@@ -49,7 +49,13 @@ from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.spark_checkpoint.running import RunningCheckpoint
-from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_ID_PROPERTY
+from spe_adapter.workers.context import (
+    CHECKPOINTS_PROPERTY,
+    COMBINE_PROPERTY,
+    PLAN_PROPERTY,
+    QUERY_PROPERTY,
+    RUN_ID_PROPERTY,
+)
 
 FIRST_CONTACT_S: Final = 30.0
 """How long `start` waits for a sidecar by default. The running query, which has found one before, waits longer."""
@@ -195,7 +201,8 @@ class Stateful:
                 prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
         fixed.result_columns()
-        started = _Starting(self._frame, fixed, self._probe, self._initial)
+        names = SparkQueryNames(self._name, checkpointLocation or self._default_checkpoint())
+        started = _Starting(self._frame, fixed, self._probe, self._initial, names)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
             writer = writer.option("checkpointLocation", checkpointLocation)
@@ -211,11 +218,24 @@ class Stateful:
         trigger.start()
         return StatefulQuery(query, driver, trigger, started)
 
+    def _default_checkpoint(self) -> str | None:
+        """Where Spark has the checkpoint of a query for which no place was given; None: in a temporary directory."""
+        root = self._frame.sparkSession.conf.get(CHECKPOINTS_PROPERTY, None)
+        return f"{root.rstrip('/')}/{self._name}" if root and self._name else None
+
 
 class _Starting:
     """The callbacks for Spark, which may call before `start` has the query's ids. The first call makes the driver."""
 
-    def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe, initial: DataFrame | None) -> None:
+    def __init__(
+        self,
+        frame: DataFrame,
+        fixed: QueryDefinition,
+        probe: Probe,
+        initial: DataFrame | None,
+        names: SparkQueryNames,
+    ) -> None:
+        self._names = names
         self.spark = frame.sparkSession
         self.fixed = fixed
         self._probe = probe
@@ -249,7 +269,9 @@ class _Starting:
         with self._lock:
             if self._driver is None:
                 initial = None if self._initial is None else partial(self._collect, self._initial)
-                self._driver = QueryDriver(self.fixed, query, incarnation, ThisHost(), self._probe, initial)
+                self._driver = QueryDriver(
+                    self.fixed, query, incarnation, ThisHost(), self._probe, initial, self._names
+                )
                 self._incarnation = incarnation
             return self._driver
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.limits import PROGRAM_S
+from tests.support.programs import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def start_benchmark(name: str, *options: str | Path) -> subprocess.CompletedProc
         text=True,
         timeout=PROGRAM_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
     )
 
 

@@ -71,11 +71,13 @@ PROGRESS = EndPositions(
     layout=2,
     reset_to=8,
     planned=Planned(3, "a0", "b1", offsets=('{"in":{"0":40}}',)),
+    name="visits",
+    checkpoint="/cp/visits",
 )
 GOLDEN_PROGRESS = (
     '{"v":2,"generation":1,"batch":3,"closing":false,"late_ms":0,"watermark_ms":10,"max_event_ms":null,"partitions":4,'
     '"layout":2,"reset_to":8,"input":{"batch":3,"start":"a0","end":"b1","version":"v1","metadata":"{}",'
-    '"offsets":["{\\"in\\":{\\"0\\":40}}"]}}'
+    '"offsets":["{\\"in\\":{\\"0\\":40}}"]},"name":"visits","checkpoint":"/cp/visits"}'
 )
 GOLDEN_MARK = (
     b'{"query":"orders","epoch":1099511627782,"attempt":"17-b","partition":1,"partitions":4,"layout":2,'
@@ -166,7 +168,7 @@ def test_progress_as_it_is_written() -> None:
     """Byte for byte; and a log of version 1, which did not note the input, is read."""
     assert PROGRESS.to_json() == GOLDEN_PROGRESS
     former = GOLDEN_PROGRESS[: GOLDEN_PROGRESS.index(',"input"')].replace('"v":2', '"v":1') + "}"
-    assert EndPositions.from_json(former.encode()) == replace(PROGRESS, planned=None)
+    assert EndPositions.from_json(former.encode()) == replace(PROGRESS, planned=None, name=None, checkpoint=None)
     with pytest.raises(UnknownFormatVersion, match="progress version 3"):
         EndPositions.from_json(GOLDEN_PROGRESS.replace('"v":2', '"v":3').encode())
 
@@ -342,7 +344,7 @@ def test_every_field_of_a_mark_is_checked(name: str, value: object) -> None:
 def test_every_field_of_progress_is_checked(name: str) -> None:
     """As a mark's."""
     fields = json.loads(PROGRESS.to_json())
-    fields[name] = "text"
+    fields[name] = 1.5 if isinstance(fields[name], str) else "text"
     with pytest.raises(CorruptBatch, match=name):
         EndPositions.from_json(json.dumps(fields).encode())
 

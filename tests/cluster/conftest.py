@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
     if config.getoption("--docker"):
         try:
-            build_images()
+            build_images(lambda line: print(line, file=sys.stderr, flush=True))
         except NotBuilt as error:
             raise pytest.UsageError(f"--docker: {error}") from error
         choose_containers()

@@ -221,7 +221,7 @@ class EpochsWorld:
                 holds = EpochHolds(owners, lambda: home.known_stream, store, nursery.start_soon)
                 trims.epochs = holds
                 home.answer_owners(calls)
-                appends = GroupAppends(topics, engine, holds, self.clock)
+                appends = GroupAppends(topics, engine, holds, self.clock, nursery.start_soon)
                 appends.serve(calls)
                 routing = EpochRouting(
                     Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners

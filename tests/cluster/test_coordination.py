@@ -14,14 +14,17 @@ from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedg
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api
 from logstore.kafka.groups.coordination import GroupCoordination, nothing_beside
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import RECOVER_BYTES, RECOVER_GROUPS, GroupCoordinator
+from logstore.kafka.groups.generations import PREFIX, KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
+from logstore.kafka.groups.offsets import LOAD_STEP, OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.wire import build
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from tests.cluster.support import Front, MemoryOwner
+from tests.cluster.test_generations import GOLDEN
 from tests.kafka.node import CALLER, over_the_wire
 
 
@@ -120,6 +123,58 @@ async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -
     home.is_leader = True
     loading = {16: ErrorCode.none, 12: ErrorCode.none, 14: ErrorCode.rebalance_in_progress}
     assert loading.get(key, ErrorCode.coordinator_load_in_progress) in codes(await ask(coordination, key, version))
+
+
+class Filled(Empty):
+    """A ledger with many groups: of some the members are known, and of others the offsets."""
+
+    entries = {f"{PREFIX}m{number}": GOLDEN for number in range(2 * RECOVER_GROUPS)} | {
+        f"offset/o{number % 10}/t/{number}": b'{"offset":1,"time":2,"topic":"ab"}' for number in range(3 * LOAD_STEP)
+    }
+    entries[f"{PREFIX}large"] = GOLDEN.replace(b"YS1pZDE=", b"YS1p" * (RECOVER_BYTES // 3))
+
+    def items(self, prefix: str = "") -> Any:
+        return iter([pair for pair in self.entries.items() if pair[0].startswith(prefix)])
+
+
+def test_groups_are_recovered_in_steps() -> None:
+    """No step takes long, whatever there is; members have a whole session behind the last one."""
+    clock = ManualClock()
+    offsets = OffsetStore(Filled())
+    generations = KeptGenerations(Filled(), clock)
+    coordinator = GroupCoordinator(GroupSettings(), lambda: "x", generations=generations)
+    service = GroupService(coordinator, offsets, lambda _: None, OffsetSettings(), 0.0)
+    steps, known = 0, (0, 0)
+    for _ in service.recover(clock.monotonic_s):
+        steps, before = steps + 1, known
+        known = sum(len(offsets.of_group(group)) for group, _ in offsets.groups()), len(list(coordinator.groups()))
+        assert known[0] - before[0] <= LOAD_STEP
+        assert known[1] - before[1] <= RECOVER_GROUPS
+        clock.advance(1_000)
+    assert steps == 3 + 2 + 1
+    assert len(list(coordinator.groups())) == 2 * RECOVER_GROUPS + 1 + 10
+    assert coordinator.next_deadline() == clock.monotonic_s() + 10
+
+
+async def test_a_host_that_recovers_groups_does_all_else_as_well() -> None:
+    """Other tasks run in between: links to other hosts, say, and signs of life."""
+    home = Home()
+
+    def make_filled(_: OffsetLedger) -> GroupHandlers:
+        return make(Filled())
+
+    coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make_filled, KNOWN, nothing_beside)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(coordination.run)
+        home.begin.set()
+        turns = 0
+        while not coordination.services():
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        assert turns >= 3
+        (service,) = coordination.services()
+        assert service.coordinator.find("o9") is not None
+        nursery.cancel_scope.cancel()
 
 
 async def test_requests_that_wait_are_answered_when_the_coordinator_ends(autojump_clock: Any) -> None:

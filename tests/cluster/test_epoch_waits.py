@@ -26,7 +26,8 @@ from logstore.format.control import End, decode_control
 from logstore.format.operator_api import ForgetProducersRequest
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX
 from logstore.format.topic_partition import TopicPartition
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, encode_head
+from logstore.replica.stored_registrations import head_key
 from tests.cluster.lost_chunks import (
     SURELY_S,
     Damage,
@@ -314,7 +315,9 @@ class _SearchesOfAwayChunks:
         ]
 
     async def say(self) -> None:
-        """The operator's word, of each chunk."""
+        """The operator's word, of each chunk; the second one is lost, the fourth was waited for by a takeover too."""
+        head = Put(head_key(self.front.stream.stream), encode_head(self.front.stream.registration))
+        await self.metadata.commit(Transaction((Condition(head.key, ABSENT),), (head,)))
         for chunk in self.chunks:
             key = schema.wait_key(self.front.stream.stream, chunk.epoch)
             wait = schema.Wait(
@@ -325,11 +328,18 @@ class _SearchesOfAwayChunks:
                 end=10,
                 object="",
                 error="away",
-                lost=False,
+                lost=chunk.epoch == 1,
                 since_ms=0,
+                forgotten=chunk.epoch == 3,
                 repeat_epochs=True,
             )
             await self.metadata.commit(Transaction((Condition(key, ABSENT),), (Put(key, schema.encode(wait)),)))
+
+    async def words(self) -> list[tuple[int, bool]]:
+        """The chunks of which something is said, and whether it is said of epochs."""
+        page = await self.metadata.page(schema.WAITS)
+        waits = [schema.decode(schema.Wait, entry) for entry in page.entries]
+        return [(wait.chunk, wait.repeat_epochs) for wait in waits]
 
     async def seconds(self, query: str, away: int = 6) -> int:
         """After how many seconds an epoch is appended behind the oldest of the chunks; the newer ones are back."""
@@ -362,3 +372,17 @@ async def test_an_operator_lets_epochs_go_on_without_many_chunks(tmp_path: Path)
         for query in ("a", "b"):
             assert search.told.getvalue().count(f"event=epoch_may_repeat stream=orders-0 query={query} ") == 6
         assert await search.seconds("c", away=4) == NOTE_AFTER_S
+
+
+async def test_a_word_for_epochs_ends_when_a_search_reads_the_chunk(tmp_path: Path) -> None:
+    """The chunk was away, and is back: when it is away again an epoch waits for it, and an operator is asked anew. What
+    was said of takeovers stays, and of a chunk that was lost, a part of which may be read all the time.
+    """
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as metadata:
+        search = _SearchesOfAwayChunks(metadata)
+        await search.front.tasks.run()
+        await search.say()
+        assert await search.seconds("a") == 6 * NOTE_AFTER_S
+        assert await search.seconds("b", away=1) == NOTE_AFTER_S
+        await search.front.tasks.run()
+        assert await search.words() == [(0, True), (1, True), (3, False)]

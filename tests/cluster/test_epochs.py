@@ -17,7 +17,6 @@ import trio.testing
 from logstore.base.failures import leaves
 from logstore.cluster.epochs import replicated_ledger
 from logstore.cluster.epochs.epochs_home import EpochsHome
-from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.epochs.group_delivery import GroupDelivery
 from logstore.cluster.epochs.replicated_ledger import ReadFrom
 from logstore.cluster.streams.owner_calls import FORWARD, OwnerCalls
@@ -394,11 +393,6 @@ def published_before_the_decision(patch: pytest.MonkeyPatch) -> None:
 def ends_not_searched(patch: pytest.MonkeyPatch) -> None:
     """A new owner takes what it has appended itself for all that there is."""
     patch.setattr(StreamEnds, "must_search", lambda self, decided_at: False)
-
-    async def nothing(self: GroupAppends, *_: object) -> None:
-        await trio.lowlevel.checkpoint()
-
-    patch.setattr(GroupAppends, "_search", nothing)
 
 
 def groups_not_compared(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from logstore.kafka.groups.generations import (
     decode_generation,
     encode_generation,
 )
-from logstore.kafka.groups.members import Protocol
+from logstore.kafka.groups.members import FORMER_IDS, JoinResult, Protocol
 from logstore.kafka.groups.state import GroupState
 from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
@@ -46,7 +46,8 @@ async def coordinate(owners: Owners, *, kept: int = 0, **settings: int) -> Host:
     """Another host takes over, and `kept` of the puts that were not acknowledged with it."""
     front, ledger = await owners.lead(kept=kept)
     world = World(KeptGenerations(ledger, front.clock), first_id=1000 * owners.owner.epoch, **settings)
-    world.coordinator.recover(world.now_s)
+    for _ in world.coordinator.recover(lambda: world.now_s):
+        pass
     return Host(front, ledger, world)
 
 
@@ -238,10 +239,51 @@ async def test_a_static_member_whose_new_id_was_not_kept_in_a_session_is_gone() 
     await formed(owners, host, "a", instance="i")
     again = Client(host.world, "a", instance="i").join()
     host.world.advance(2 * SESSION_MS / 1000)
+    host.front.clock.advance(int(host.world.now_s * 1000))
     host.front.stream.deposed(9)
     assert again.joining.result().error is ErrorCode.coordinator_not_available
     host.world.advance(SESSION_MS / 1000 + 1)
     assert not host.world.group.members
+
+
+async def test_joins_that_fail_put_nobody_in_front_of_who_was_told() -> None:
+    """What has no room is not kept, and its client is told no id, however often it tries: the process before is still
+    fenced by the next coordinator.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    (former,) = await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i")
+    owners.owner.max_in_flight = 0
+    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
+    for _ in range(FORMER_IDS + 1):
+        assert again.join().joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
+    owners.owner.max_in_flight = 100
+    host.front.stream.room()
+    ack(owners)
+    again.join()
+    ack(owners)
+    again.joined()
+    former.world = again.world = (await coordinate(owners)).world
+    assert again.heartbeat() is ErrorCode.none
+    assert former.heartbeat() is ErrorCode.fenced_instance_id
+
+
+async def test_members_whose_generation_was_not_kept_have_a_session_to_join_again() -> None:
+    """From when that is known, however long it took: they wait for an answer meanwhile, and are not heard."""
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = [Client(host.world, name).join() for name in ("a", "b")]
+    host.world.advance(1.0)
+    ask_for_assignments(clients)
+    host.world.advance(2 * SESSION_MS / 1000)
+    host.front.clock.advance(int(host.world.now_s * 1000))
+    host.front.stream.deposed(9)
+    assert {client.syncing.result().error for client in clients} == {ErrorCode.coordinator_not_available}
+    host.world.advance(SESSION_MS / 1000 - 1)
+    for client in clients:
+        client.join()
+    assert {client.joined().generation_id for client in clients} == {2}
 
 
 async def test_a_group_without_members_is_forgotten() -> None:
@@ -368,4 +410,6 @@ async def test_any_name_of_a_group_is_kept(group_id: str) -> None:
     kept = KeptGenerations(host.ledger, host.front.clock).keep(group, 0.0)
     ack(owners)
     assert kept.done
-    assert [each.group_id for each in KeptGenerations(host.ledger, host.front.clock).groups()] == [group_id]
+    (found,) = KeptGenerations(host.ledger, host.front.clock).groups()
+    assert found is not None
+    assert found.group_id == group_id

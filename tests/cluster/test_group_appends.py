@@ -65,7 +65,9 @@ class Host:
         self.failure: CairnError | None = None
         """What reads of damaged chunks raise; None: CorruptChunk."""
         self.read: list[int] = []
-        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, self)
+        self.appends = GroupAppends(
+            cast(ClusterTopics, known), self, self, self.front.clock, trio.lowlevel.spawn_system_task, self
+        )
         self.outcomes: list[CairnError | None] = []
 
     async def lead(self, kept: int = 0) -> None:
@@ -373,7 +375,7 @@ async def test_a_chunk_that_is_forgotten_has_no_epoch(failure: CairnError | None
     await waits.lead()
     for epoch in (3, 1, 2):  # the last chunk has END of a later epoch of the query than those in front
         await waits.send(epoch, 0)
-    assert (waits.groups, waits.outcomes, waits.read) == (3, [None] * 3, [last] * 3)
+    assert (waits.groups, waits.outcomes, waits.read) == (3, [None] * 3, [last]), "what was read is known"
     await waits.send(1, 0, "other")
     assert (waits.groups, type(waits.outcomes[3])) == (3, CorruptChunk if failure is None else type(failure))
     again = Host(owner)

@@ -18,6 +18,7 @@ from logstore.testing.ports import free_port
 from logstore.testing.processes import etcd_answers
 from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S
+from tests.support.programs import PYTHON_PATH
 from tests.support.sidecar import ROOT
 from tests.support.waiting import until
 
@@ -69,7 +70,7 @@ class Places:
 @contextmanager
 def running(words: Sequence[str], directory: Path, log: str) -> Iterator[subprocess.Popen[str]]:
     """A process of the page, which is ended in the end; standard error goes to a file."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     with (
         (directory / log).open("w", encoding="utf-8") as errors,
         subprocess.Popen(
@@ -85,7 +86,7 @@ def running(words: Sequence[str], directory: Path, log: str) -> Iterator[subproc
 
 def run(words: Sequence[str], directory: Path, asked: str = "") -> str:
     """What a command prints; it must succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     done = subprocess.run(
         words,
         cwd=directory,

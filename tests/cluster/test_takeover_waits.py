@@ -56,6 +56,27 @@ async def owner_of(world: TierWorld) -> str:
         await trio.sleep(0.1)
 
 
+def test_a_wait_for_a_tier_that_is_silent_is_shown() -> None:
+    """Each try lasts until the last of the chunk's three DataNodes was silent for 30 s; the waits of all tries count as
+    one, and are shown, so that an operator can end it.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await leave_last_chunk_to_the_tier(world)
+        world.silence_s = 90.0
+        world.freeze()
+        await lose_leader(world)
+        with trio.fail_after(4 * world.silence_s):
+            while (wait := await shown(world)) is None:  # noqa: ASYNC110  time is virtual
+                await trio.sleep(1)
+        assert "no answer in 90 s" in wait.error
+        world.thaw()
+        await is_over(world)
+        await world.wait_leader()
+
+    in_world(test, *HOSTS)
+
+
 def test_a_wait_is_shown_and_ends_when_the_chunk_is_back() -> None:
     """Each host shows what is waited for, and since when: stream, chunk, object, reason. The next owner waits for it as
     well. When the object is as it was, the stream goes on with all that producers have written, and nothing is shown.

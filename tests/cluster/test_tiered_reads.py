@@ -133,21 +133,27 @@ class Running:
 
 
 @asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Running]:
-    """See Running."""
-    for name in ("data", "tier"):
-        (directory / name).mkdir()
+async def running_on(directory: Path, objects: DirectoryObjects) -> AsyncIterator[Running]:
+    """See Running; nothing is in the stream yet."""
+    (directory / "data").mkdir()
     files, owner = OsFiles(directory / "data"), TieredOwner()
-    front, objects = Front(owner), DirectoryObjects(OsFiles(directory / "tier"))
+    front = Front(owner)
     store = Store.open(files, front.clock, StoreSettings(), new_id=uuid4, report=front.reports)
     async with open_engine(store, files) as engine:
         engine.tier.cache = RangeCache(objects)
         owner.own(front.stream)
         await front.tasks.run()
-        at = Running(engine, owner, front, objects)
+        yield Running(engine, owner, front, objects)
+    files.close()
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    """The same with chunks, and a store in a directory."""
+    (directory / "tier").mkdir()
+    async with running_on(directory, DirectoryObjects(OsFiles(directory / "tier"))) as at:
         at.fill()
         yield at
-    files.close()
 
 
 async def test_readers_find_what_they_found_when_hosts_had_the_chunks(tmp_path: Path) -> None:

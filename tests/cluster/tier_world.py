@@ -62,6 +62,8 @@ TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0", "retent
 CACHE_BYTES = 1 << 20
 ROUND_S = 0.5
 SWEEP_S = 8.0
+SILENCE_S = 30.0
+"""How long a call of the object store waits for an answer, as of HDFS (`logstore.tier.hdfs`)."""
 
 
 class HostObjects:
@@ -104,13 +106,15 @@ class HostObjects:
 class VirtualThreads:
     """See TierThreads: blocking work takes a little time before and behind, and runs at once in between."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, answering: Callable[[], Awaitable[None]]) -> None:
         self._random = random
+        self._answering = answering
         self.delay_s = 0.005
         """At most, before and behind."""
 
     async def run(self, work: Callable[[], T]) -> T:
         await trio.sleep(self._random.random() * self.delay_s)
+        await self._answering()
         try:
             return work()
         finally:
@@ -127,11 +131,22 @@ class VirtualThreads:
 
 
 class InlineReads(TierReads):
-    """Reads of the tier without threads."""
+    """Reads of the tier without threads. `under_way` and `most`: how many there are now, and were at a time."""
+
+    def __init__(self, nursery: trio.Nursery, answering: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(IndexCache(), nursery)
+        self._answering = answering
+        self.under_way = self.most = 0
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        await trio.lowlevel.checkpoint()
-        return call()
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await trio.lowlevel.checkpoint()
+            await self._answering()
+            return call()
+        finally:
+            self.under_way -= 1
 
 
 @dataclass
@@ -148,6 +163,7 @@ class TieredHost:
     threads: VirtualThreads
     objects: HostObjects
     nursery: trio.Nursery
+    tier_reads: InlineReads
     is_lost: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
 
@@ -170,6 +186,9 @@ class TierWorld:
         self.kill_at = self.away_at = -1
         self.lost: list[str] = []
         self.is_away = False
+        self.silence_s = SILENCE_S
+        self._thawed: trio.Event | None = None
+        """The object store is frozen until then: connections are taken, and nothing is answered."""
         self.held_from = 1 << 62
         """The offset from which on epochs under way need the stream."""
         self.cut_off: set[str] = set()
@@ -190,7 +209,7 @@ class TierWorld:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 local = TicketsOnly()
-                local.tier = InlineReads(IndexCache(), nursery)  # type: ignore[attr-defined]
+                tier_reads = local.tier = InlineReads(nursery, self.answering)  # type: ignore[attr-defined]
                 engine, files = cast(StoreEngine, local), cast(ReplicaFiles, running.files)
                 served_ms = lambda: self.clock.wall_ms() - NOW_MS + 10_000  # noqa: E731
                 times = WaitTimes(self.clock, served_ms, StoreSettings().producer_expiry_ms)
@@ -201,14 +220,24 @@ class TierWorld:
                 topics = ClusterTopics(host, facts, ProducerIds(store), services, self._new_id)
                 topics.take_all()
                 cluster_engine = ClusterEngine(engine, topics, reads)
-                appends = GroupAppends(topics, cluster_engine, self, self.clock, waits)
+                appends = GroupAppends(topics, cluster_engine, self, self.clock, nursery.start_soon, waits)
                 objects = HostObjects(self.objects, lambda step: self._step(host.name, step))
-                engine.tier.cache = RangeCache(objects, CACHE_BYTES)
-                threads = VirtualThreads(self.random)
+                tier_reads.cache = RangeCache(objects, CACHE_BYTES)
+                threads = VirtualThreads(self.random, self.answering)
                 parts = ClusterTierParts(objects, NoTurns(), threads, 2, self.clock, served_ms, reports, SWEEP_S)
                 tiering = self.make(topics, host, parts)
                 life = TieredHost(
-                    running, topics, reads, cluster_engine, waits, appends, tiering, threads, objects, nursery
+                    running,
+                    topics,
+                    reads,
+                    cluster_engine,
+                    waits,
+                    appends,
+                    tiering,
+                    threads,
+                    objects,
+                    nursery,
+                    tier_reads,
                 )
                 tidying = WaitTidying(store, topics.streams, reads, cluster_engine, self, waits)
                 nursery.start_soon(tidying.run)
@@ -250,6 +279,24 @@ class TierWorld:
             self.nursery.start_soon(self.kill, name)
             raise TierUnavailable(f"{name} is lost")
         self.steps.append(step)
+
+    def freeze(self) -> None:
+        """The object store is silent from now on."""
+        self._thawed = trio.Event()
+
+    def thaw(self) -> None:
+        """It answers again, what was asked meanwhile as well."""
+        if self._thawed is not None:
+            self._thawed.set()
+            self._thawed = None
+
+    async def answering(self) -> None:
+        """Wait for the object store. Raises TierUnavailable if it is silent."""
+        if self._thawed is not None:
+            with trio.move_on_after(self.silence_s):
+                await self._thawed.wait()
+                return
+            raise TierUnavailable(f"no answer in {self.silence_s:g} s")
 
     async def kill(self, name: str) -> None:
         """The host is gone, with all that it had not synced."""

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.base.events import ignore
 from logstore.base.fields import Field, Object
 from logstore.base.http.messages import HttpRequest
 from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.api import ROUTES
-from scheduler.coordinator.dispatch import ApiCall, Dispatch, Reply
+from scheduler.coordinator.dispatch import ApiCall, ClientCheck, Dispatch, Reply, may_wait
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.routes import ERRORS
@@ -59,17 +58,12 @@ def checked(url: str, method: str, path: str, template: str, value: object = Non
 
 def test_the_table_says_which_requests_wait() -> None:
     """Whether the server watches for a client that goes away is the route's `waits`, whatever a request is called."""
-
-    async def never(call: ApiCall) -> Reply:
-        raise NotImplementedError
-
-    dispatch = Dispatch({route.operation: never for route in ROUTES}, ignore)
     for route in ROUTES:
         for value in ("go", "a%2Fgo", "7"):
             target = re.sub(r"\{\w+\}", value, route.path)
-            assert dispatch.may_wait(HttpRequest(route.method, target, {}, b"", "")) is route.waits
-    assert not dispatch.may_wait(HttpRequest("GET", "/v1/%ff/go", {}, b"", ""))
-    assert not dispatch.may_wait(HttpRequest("DELETE", "/v1/requests/x/go", {}, b"", ""))
+            assert may_wait(HttpRequest(route.method, target, {}, b"", "")) is route.waits
+    assert not may_wait(HttpRequest("GET", "/v1/%ff/go", {}, b"", ""))
+    assert not may_wait(HttpRequest("DELETE", "/v1/requests/x/go", {}, b"", ""))
 
 
 def submit(url: str, **fields: object) -> Answer:
@@ -294,7 +288,7 @@ async def test_a_planners_bug_is_not_the_clients_fault() -> None:
         raise PlanInvalid("no link left at 3")
 
     reports = RecordedReports()
-    dispatch = Dispatch({route.operation: broken for route in ROUTES}, reports)
+    dispatch = Dispatch({route.operation: broken for route in ROUTES}, reports, ClientCheck())
     answer = await dispatch(HttpRequest("GET", "/v1/status", {}, b"", "x"))
     assert (answer.status, reports.names()) == (500, [REQUEST_CRASHED.name])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from logstore import config
 from logstore.base.addresses import parse_address
 from logstore.base.events import ignore
+from logstore.errors import ConfigError
+from logstore.inner_coordinator import told_address
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import embedded
 from tests.coordinator.support import topology_file
@@ -64,6 +68,35 @@ async def test_it_keeps_to_loopback(tmp_path: Path, listen: str, said: str) -> N
     path, _ = topology_file(tmp_path)
     with pytest.raises(embedded.Refused, match=said):
         await embedded.start(path, parse_address(listen), tmp_path / "data", ignore, embedded.Access())
+
+
+@pytest.mark.parametrize(
+    ("listen", "peers", "told", "refused"),
+    [
+        ("0.0.0.0:9880", "10.0.0.1:9099", "", True),
+        ("[::]:9880", "127.0.0.1:9099", "", True),
+        ("127.0.0.1:9880", "10.0.0.1:9099", "", True),
+        ("127.0.0.1:9880", "127.0.0.1:9099", "", False),
+        ("10.0.0.1:9880", "10.0.0.1:9099", "", False),
+        ("0.0.0.0:9880", "10.0.0.1:9099", "a.example:9880", False),
+        ("0.0.0.0:9880", "10.0.0.1:9099", "nowhere", True),
+    ],
+)
+def test_hosts_of_a_cluster_name_what_others_reach(listen: str, peers: str, told: str, refused: bool) -> None:
+    """Clients are sent to the coordinator that leads: an address that means something else at the client is refused at
+    the start, with what to give.
+    """
+    flags = ["--data-dir", "d", "--coordinate", "f", "--coordinator", listen, "--coordinator-advertise", told]
+    flags += ["--cluster", "etcd://e:1/", "--host-name", "a", "--node-id", "1", "--peer-listen", peers]
+    flags += ["--peer-certificate", "c", "--peer-key", "k", "--peer-ca", "a"]
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    settings = config.parse(parser.parse_args(flags))
+    if refused:
+        with pytest.raises(ConfigError, match="coordinator-advertise"):
+            told_address(settings)
+    else:
+        assert told_address(settings) == (parse_address(told) if told else None)
 
 
 def test_a_sidecar_alone_loads_nothing_of_it() -> None:

@@ -18,9 +18,10 @@ from logstore.testing.reports import RecordedReports
 from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
-from scheduler.coordinator.journal import MetadataJournal, OffLoad
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQUEST_HAS_A_PATH_AGAIN, REQUEST_STRANDED
-from scheduler.coordinator.metadata.interface import Change, Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata, Change
+from scheduler.coordinator.metadata.on_threads import MetadataOnThreads, OffLoad
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
@@ -63,7 +64,7 @@ def database(tmp_path: Path) -> Iterator[SqliteMetadata]:
 
 @asynccontextmanager
 async def coordinator(
-    metadata: Metadata,
+    metadata: BlockingMetadata,
     clock: Clock,
     off_load: OffLoad = at_once,
     *,
@@ -73,7 +74,7 @@ async def coordinator(
     gather_ms: int = GATHER_MS,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
-    journal = MetadataJournal(metadata, ignore, off_load)
+    journal = MetadataJournal(MetadataOnThreads(metadata, off_load), ignore)
     environment = CoordinatorEnvironment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
@@ -382,22 +383,22 @@ async def test_a_restart_plans_what_was_gathered(database: SqliteMetadata, autoj
 class Full:
     """A store on a disk that can be full."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: BlockingMetadata) -> None:
         self._metadata = metadata
         self.full = False
 
     def load(self) -> Mapping[str, str]:
-        """See Metadata."""
+        """See BlockingMetadata."""
         return self._metadata.load()
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         if self.full:
             raise StoreError("the disk is full")
         self._metadata.apply(changes)
 
     def close(self) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
 
 
 async def test_what_is_gathered_while_nothing_can_be_stored_is_planned_later(

@@ -22,7 +22,8 @@ from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient, CoordinatorUnavailable, NotFound
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.journal import MetadataJournal
-from scheduler.coordinator.metadata.interface import Change, Metadata, RemovePrefix, SetValue
+from scheduler.coordinator.metadata.interface import BlockingMetadata, Change, RemovePrefix, SetValue
+from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
@@ -38,18 +39,18 @@ NETWORK = racks([4, 4], 4)
 class Flaky:
     """Metadata on a disk that fails when it is told to; what failed may or may not be there."""
 
-    def __init__(self, inner: Metadata) -> None:
+    def __init__(self, inner: BlockingMetadata) -> None:
         self.inner = inner
         self.failing = False
         self.keeps_what_failed = False
         self.batches: list[list[Change]] = []
 
     def load(self) -> Mapping[str, str]:
-        """See Metadata."""
+        """See BlockingMetadata."""
         return self.inner.load()
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         if self.failing:
             if self.keeps_what_failed:
                 self.inner.apply(changes)
@@ -58,7 +59,7 @@ class Flaky:
         self.inner.apply(changes)
 
     def close(self) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         self.inner.close()
 
 
@@ -118,7 +119,7 @@ def test_sqlite_syncs_every_commit(tmp_path: Path) -> None:
 
 async def test_what_comes_together_is_stored_together(flaky: Flaky) -> None:
     """Changes recorded while a transaction is in flight share the next one; nobody is told before."""
-    journal = MetadataJournal(flaky, ignore)
+    journal = MetadataJournal(MetadataOnThreads(flaky), ignore)
     told: list[int] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
@@ -135,7 +136,7 @@ async def test_what_comes_together_is_stored_together(flaky: Flaky) -> None:
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_a_failed_transaction_is_told_nobody_and_tried_again(flaky: Flaky, keeps: bool) -> None:
     """While it fails: StoreError to all who wait. Afterwards all of it is there, in order, and told once."""
-    journal = MetadataJournal(flaky, ignore)
+    journal = MetadataJournal(MetadataOnThreads(flaky), ignore)
     flaky.failing, flaky.keeps_what_failed = True, keeps
     told: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -164,7 +165,7 @@ async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
         await go_on.wait()
         work()
 
-    journal = MetadataJournal(flaky, ignore, slow)
+    journal = MetadataJournal(MetadataOnThreads(flaky, slow), ignore)
     flaky.failing = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
@@ -183,7 +184,7 @@ async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
 
 def test_forgetting_many_at_once_is_quick() -> None:
     """All that was remembered at a start is forgotten at the same moment; that must not hold up the service."""
-    journal = MetadataJournal(Flaky(None), ignore)  # type: ignore[arg-type]
+    journal = MetadataJournal(MetadataOnThreads(Flaky(None)), ignore)  # type: ignore[arg-type]
     began = time.perf_counter()
     journal.record([RemovePrefix(f"requests/{number}/") for number in range(200_000)])
     # A second. It would be half an hour if each looked at all before it.

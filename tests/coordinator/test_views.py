@@ -18,6 +18,7 @@ from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
 from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.registry import BOUNDS_S, Span
 from scheduler.coordinator.running import make_planner, opened
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
@@ -153,7 +154,7 @@ def test_large_counters_are_whole(tmp_path: Path) -> None:
         racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), ignore
     )
     with opened(tmp_path) as metadata:
-        found = Coordinator(environment, CoordinatorSettings(), MetadataJournal(metadata, ignore))
+        found = Coordinator(environment, CoordinatorSettings(), MetadataJournal(MetadataOnThreads(metadata), ignore))
         found.journal.commits = 123_456_789
         assert "\ncairn_coordinator_commits_total 123456789\n" in metrics.text(found, _NoTraffic())
 

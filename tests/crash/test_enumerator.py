@@ -10,7 +10,7 @@ from tests.crash import workloads
 pytestmark = pytest.mark.crash
 
 STATES = 8
-"""Combinations of files and names per point; --long tries 1024. Tails torn at every byte come on top."""
+"""Combinations of files and names per point; --long tries 1024. Torn tails come on top, with --long at every byte."""
 FILE_STATES = 8
 UNITS = (64, 512)
 """Granularity at which un-synced data survives; small, so that a few hundred bytes are many units."""
@@ -20,19 +20,20 @@ def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Cras
     """Bounds: a choice in the short run, nearly everything in the long one."""
     if config.getoption("--long"):
         return CrashPlan(bounds=CrashBounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
-    # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Commit records are
-    # JSON and long, with many points: torn at some bytes only, and fewer combinations per point. So is cleaning.
+    # Where a write is torn does not depend on the unit, so one of the two does it at more bytes; short stories are torn
+    # at every byte below. Commit records are JSON and long, with many points: torn at few bytes, and fewer combinations
+    # per point. So is cleaning.
     # A kill costs most, as power is cut at every call behind it: the calls at neighbouring points are nearly the same.
     # Each point is tried with one of the two units, and of the long stories of quiet streams each second of these.
     commits = workload in (workloads.commits, workloads.cleans)
-    torn_bytes = 8 if commits else 4096 if unit_bytes == UNITS[0] else 32
+    torn_bytes = 8 if commits else 64 if unit_bytes == UNITS[0] else 32
     share = len(UNITS) * (2 if workload in (workloads.quiets, workloads.quiet_trims) else 1)
     states, file_states = (STATES // 3, FILE_STATES // 3) if commits else (STATES, FILE_STATES)
     return CrashPlan(
         bounds=CrashBounds(states=states, file_states=file_states, torn_bytes=torn_bytes),
-        second_share=12,
+        second_share=24,
         recovery_share=150,
-        kill_share=2 if commits else 1,
+        kill_share=4,
         unit_bytes=unit_bytes,
         point_share=share,
         point_rest=UNITS.index(unit_bytes),

@@ -33,7 +33,10 @@ def test_what_lies_in_front_is_searched_for_once() -> None:
     search = EndSearch("q")
     for offset, batch in [(500, end("q", 6)), (450, end("p", 1)), (900, end("q", 7)), (899, begin)]:
         search.take(offset, batch)
-    assert search.newest_epoch == 7
+    assert search.has("q", 7, 900)
+    assert not search.has("q", 7, 901)
+    assert not search.has("q", 8, 0)
+    assert not search.has("p", 1, 0), "nobody asked for it"
     ends.searched(400, search)
     assert not ends.must_search(400)
     assert ends.must_search(399)
@@ -65,8 +68,9 @@ def test_a_search_keeps_little_and_knows_what_it_was_made_for(
     for offset, query in reversed(found) if is_newest_first else found:
         search.take(offset, end(query, offset))
         assert len(search.ends) <= 20
-    assert search.newest_epoch == 7
-    assert EndSearch("q").newest_epoch == -1
+    assert search.has("q3", 7, 0)
+    assert not search.has("q3", 8, 0)
+    assert not EndSearch("q").has("q", 0, 0)
     ends = StreamEnds(200)
     ends.searched(0, search)
     assert 170 < ends.known_from <= 181

@@ -22,9 +22,10 @@ from logstore.kafka import codec
 from logstore.kafka.api_types import Api, Broker, BrokerSettings, Caller
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
@@ -52,6 +53,7 @@ class Node:
             apis += owner(broker).apis()
         coordinator = GroupCoordinator(GroupSettings(), lambda: uuid.uuid4().hex)
         self.groups = GroupService(coordinator, OffsetStore(self.store.groups), self._look_up, OffsetSettings(), 0.0)
+        self.groups.recover_at_once(0.0)
         apis += TopicHandlers(broker, self.groups.forget_topic).apis()
         apis += ConfigHandlers(broker, LISTENERS).apis()
         self.apis = {api.key: api for api in apis}

@@ -48,6 +48,8 @@ VALUES = st.one_of(
     st.builds(schema.StoredDisk, host=NAMES, starts=st.integers(1, 1 << 40), start=NAMES),
     st.builds(schema.StoredCluster, cluster_id=NAMES),
     st.builds(schema.StoredNode, host=NAMES),
+    st.builds(schema.StoredLeader, host=NAMES, start=NAMES, url=NAMES),
+    st.builds(schema.StoredPlanHead, writes=st.integers(0, 1 << 60), batch=st.integers(0, 1 << 20)),
     st.builds(
         StoredTopic, topic_id=NAMES, partitions=st.integers(1, 10_000), replicas=st.integers(1, 5), settings=TEXTS
     ),
@@ -93,6 +95,8 @@ def test_golden_bytes() -> None:
         schema.StoredCluster(cluster_id="c1"),
         schema.StoredDisk(host="h1", starts=3, start="s3"),
         schema.StoredNode(host="h1"),
+        schema.StoredLeader(host="h1", start="s3", url="http://10.0.0.1:9880"),
+        schema.StoredPlanHead(writes=12, batch=3),
         StoredTopic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
         WAIT,
     ):

@@ -8,6 +8,8 @@ import pytest
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import Unavailable
+from logstore.commands.queries import read_note
+from logstore.format.epoch_api import DescribeRequest
 from spe_adapter.epochs.client import take_over
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.query import stateful
@@ -155,10 +157,15 @@ def test_a_query_that_was_taken_over_cannot_commit(world: World) -> None:
 
 
 def test_input_without_rows_still_leaves_a_mark(world: World) -> None:
-    """An epoch of which a step in front leaves nothing, even one that Spark knows to be empty, moves the query on."""
+    """An epoch of which a step in front leaves nothing, even one that Spark knows to be empty, moves the query on, and
+    says which of Spark's queries it is of (`cairn queries`).
+    """
     for batch, condition in enumerate(("amount > 100", "false")):
         world.feed([Row("k", 100_000, 1)])
-        query = world.run(world.over(world.frame().where(condition), Visits()))
+        query = world.run(world.over(world.frame().where(condition), Visits()).queryName("visits"))
         assert query.progress is not None
+        with Client(parse_addresses(world.address)) as client:
+            positions = client.describe(DescribeRequest(query.id)).positions
+        assert [read_note(positions, name) for name in ("name", "checkpoint")] == ["visits", str(world.checkpoint)]
         assert (query.progress.batch, query.progress.records, query.progress.windows) == (batch, 0, 0)
     assert world.told() == []

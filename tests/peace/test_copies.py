@@ -15,9 +15,9 @@ from scheduler.peace.copies import (
     LINK_SHARE,
     CopyScheduler,
     CopyStart,
-    Domain,
     copy_topology,
 )
+from scheduler.peace.replica_sets import Domain
 
 RACKS: dict[str, tuple[Domain, float]] = {f"h{number}": (("z", f"r{number % 3}"), 100.0) for number in range(9)}
 

@@ -1,6 +1,14 @@
 """Streams take turns to go on with more members, some at a time, and each turn has a pause behind it."""
 
-from logstore.replica.growths import GATHER_MS, LONGEST_PAUSE_MS, PAUSES, STEP_MS, TOGETHER, Growths
+from logstore.replica.growths import (
+    GATHER_MS,
+    LONGEST_PAUSE_MS,
+    LONGEST_TURN_MS,
+    PAUSES,
+    STEP_MS,
+    TOGETHER,
+    Growths,
+)
 
 FIRST = [f"first {number}" for number in range(TOGETHER)]
 NEXT = [f"next {number}" for number in range(TOGETHER)]
@@ -75,6 +83,25 @@ def test_a_turn_that_took_long_has_no_long_pause() -> None:
     assert not growths.take("a", 60_000 + LONGEST_PAUSE_MS - 1)
     growths.give_back("a", 60_000 + LONGEST_PAUSE_MS)
     assert growths.take("a", 60_000 + LONGEST_PAUSE_MS)
+
+
+def test_a_turn_has_a_longest_time() -> None:
+    """Who has had it for so long waits again, and the next ones have theirs, whole and at once; alone it goes on."""
+    woken: list[str] = []
+    growths = Growths(woken.append)
+    all_have_the_turn(growths, 0)
+    assert [growths.take(stream, 0) for stream in NEXT] == [False] * TOGETHER
+    for stream in FIRST[1:]:
+        growths.give_back(stream, 10)
+    assert growths.take(FIRST[0], LONGEST_TURN_MS - 1)
+    assert not growths.take(FIRST[0], LONGEST_TURN_MS)
+    assert woken == NEXT
+    assert all(growths.take(stream, 2 * LONGEST_TURN_MS - 1) for stream in NEXT)
+    for stream in NEXT:
+        growths.give_back(stream, 2 * LONGEST_TURN_MS - 1)
+    growths.give_back(NEXT[-1], 2 * LONGEST_TURN_MS + LONGEST_PAUSE_MS)
+    for lasted in (2.1, 3.1, 4.2):
+        assert growths.take(FIRST[0], int(lasted * LONGEST_TURN_MS))
 
 
 def test_beside_producers_each_stream_has_its_time() -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Send, StreamUnavailable, TooFewMembers
+from logstore.replica.growths import GATHER_MS, LONGEST_TURN_MS, Growths
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner
@@ -347,6 +348,31 @@ def test_a_stream_with_too_few_hosts_holds_up_no_other_one() -> None:
     owner.live_members((C, A, B), 90)
     shared.growths.leave("another")
     assert ReadRegistration("s") in owner.tick(100)
+
+
+def test_a_stream_whose_registration_cannot_be_read_holds_up_no_other_one() -> None:
+    """It would have more members, and asks for its registration in vain: after a while it is another stream's turn, and
+    then its own again.
+    """
+    woken: list[str] = []
+    shared = HostState(growths=Growths(woken.append))
+    owner, another = (Owner(name, HERE, shared=shared) for name in ("s", "t"))
+    for each in (owner, another):
+        opened(each, StreamRegistration(3, 1), (C, A))
+    assert ReadRegistration("s") in owner.live_members((C, A, B), 10)
+    assert ReadRegistration("t") not in another.live_members((C, A, B), 10 + GATHER_MS + 1)
+    now_ms = 100
+    while not owner.is_at_rest:
+        assert woken == []
+        now_ms += 20
+        owner.tick(now_ms)
+    assert LONGEST_TURN_MS <= now_ms < 2 * LONGEST_TURN_MS
+    assert woken == ["t"]
+    assert ReadRegistration("t") in another.tick(now_ms)
+    while not another.is_at_rest:
+        now_ms += 20
+        another.tick(now_ms)
+    assert ReadRegistration("s") in owner.tick(now_ms)
 
 
 def told_shortage(effects: list[Effect]) -> list[Effect]:

@@ -19,6 +19,7 @@ from tests.kafka.wire_client import WireClient
 from tests.sidecar.test_start import has_ipv6
 from tests.sidecar.test_stop import batch
 from tests.support.limits import PATIENCE_S
+from tests.support.programs import PYTHON_PATH
 from tests.support.sidecar import ROOT, Sidecar
 
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
@@ -70,7 +71,7 @@ def test_commands_start(tmp_path: Path, command: str) -> None:
     words = on_free_ports(command)
     if "--kafka" not in words and "--config" not in words:
         words += ["--kafka", f"127.0.0.1:{free_port()}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     with subprocess.Popen(
         [sys.executable, "-m", "logstore.cli", *words],
         stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from logstore.testing.ports import free_port
 from tests.support.limits import PATIENCE_S
+from tests.support.programs import PYTHON_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,7 +76,7 @@ class Sidecar:
 
     def start(self) -> None:
         """Start it and wait until it says that it is ready. Raises RuntimeError with its log if it does not."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             self.command(), stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=environment
         )

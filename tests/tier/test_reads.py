@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import trio
+from kio.schema.errors import ErrorCode
 
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
@@ -23,6 +24,7 @@ from logstore.events import TIER_CHUNK_NOT_STORED
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE
 from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.kafka.api_types import BrokerSettings
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.testing.directory_objects import DirectoryObjects
@@ -32,11 +34,13 @@ from logstore.tier.interface import NoTurns
 from logstore.tier.range_cache import RangeCache
 from logstore.tier.service import TierService, TierStores
 from logstore.tier.store_pauses import MAX_PAUSE_S
+from tests.kafka.node import Node
 from tests.support.limits import PATIENCE_S
 
 TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0", "segment.bytes": "4096"}
 FIRST_MS = 1_700_000_000_000
 BATCHES = 12
+LIST_OFFSETS = 2
 
 
 class Running(NamedTuple):
@@ -189,6 +193,67 @@ async def test_a_store_that_hangs_delays_its_readers_alone(tmp_path: Path) -> No
         with trio.fail_after(PATIENCE_S):
             await woken.wait()
         assert (await at.engine.read(stream, 0, 1 << 20, is_patient=False)).buffers
+
+
+async def test_a_start_reads_what_it_needs_on_the_disk(tmp_path: Path) -> None:
+    """What lies behind the decision of an epoch that is not over keeps its local copy, for a start searches it for the
+    epoch's END before there is a tier; when the epoch is over, it goes.
+    """
+    async with running(tmp_path) as at:
+        topic = await at.engine.wait(at.engine.store.create_topic("t", 1, TIERED))
+        stream = topic.partitions[0]
+        for number in range(BATCHES):
+            if number == BATCHES // 2:
+                pin = stream.pin(stream.high_watermark)
+                await at.engine.wait(stream.append_group(ListGroup("q", 0, [])))
+            await at.append(stream, number)
+        await until(lambda: stream.local_start_offset > 0 and len(stream.tiered) == len(stream.kept_chunks) - 1)
+        for _ in range(2):
+            await at.engine.wait(at.tier.tiering.round())
+        stream.tail.reset()
+        cache, at.engine.tier.cache = at.engine.tier.cache, None
+        ends: list[int] = []
+        await at.engine.find_ends(stream, BATCHES // 2, take=lambda offset, _: ends.append(offset))
+        assert ends == [BATCHES // 2 + 1]
+        at.engine.tier.cache = cache
+        pin.release()
+        await until(lambda: len(stream.chunks) == 1)
+
+
+async def test_a_look_up_by_time_waits_once_for_a_store_that_is_silent(tmp_path: Path) -> None:
+    """Of a request for many partitions, the first that needs the store waits until it is given up; the others that need
+    it are told soon to ask again, and what is on the disk is found.
+    """
+    async with running(tmp_path) as at:
+        tiered = await at.engine.wait(at.engine.store.create_topic("t", 2, TIERED))
+        local = await at.engine.wait(at.engine.store.create_topic("local", 1, {}))
+        for stream in (*tiered.partitions, *local.partitions):
+            for number in range(BATCHES):
+                await at.append(stream, number)
+            await at.engine.wait(stream.write_backlog())
+        await until(lambda: all(len(stream.chunks) == 1 for stream in tiered.partitions))
+        answers, asked = threading.Event(), list[str]()
+
+        def silent(method: str, key: str) -> None:
+            if method == "get":
+                asked.append(key)
+                if len(asked) == 1:
+                    raise TierUnavailable(f"{key}: no answer in 30 s")
+                answers.wait(PATIENCE_S)
+
+        at.objects.before = silent
+        node, time = Node(at.engine, BrokerSettings(), at.reports), {"current_leader_epoch": -1, "timestamp": FIRST_MS}
+        places = {"t": [0, 1], "local": [0]}
+        topics = [
+            {"name": name, "partitions": [{"partition_index": number, **time} for number in numbers]}
+            for name, numbers in places.items()
+        ]
+        with trio.fail_after(PATIENCE_S / 2):
+            answer = await node.ask(LIST_OFFSETS, 11, replica_id=-1, topics=topics)
+        found = [part.error_code for topic in answer.topics for part in topic.partitions]
+        assert found == [ErrorCode.kafka_storage_error] * 2 + [ErrorCode.none]
+        assert len(asked) == 2
+        answers.set()
 
 
 async def test_a_store_that_fails_says_so_to_its_readers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 PATIENT_S = 0.3
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 NODES = ("n1", "n2", "n3")
 
 
@@ -34,7 +36,7 @@ def small_network() -> Topology:
 @contextmanager
 def turns_of(url: str) -> Iterator[PeaceTurns]:
     """Turns for chunks of the writer, with two replicas."""
-    turns = PeaceTurns(CoordinatorClient(url, patience_s=PATIENT_S), "writer", 2)
+    turns = PeaceTurns(CoordinatorClient(url, patience_s=PATIENT_S), "writer", 2, Random(1))
     yield turns
     turns.close()
 
@@ -52,7 +54,7 @@ def is_planned(chain: tuple[str, ...]) -> bool:
 def test_a_host_that_the_coordinator_does_not_know_stores_nothing(tmp_path: Path) -> None:
     """The tier waits and says why: the network of the coordinator lacks the host."""
     with running(small_network(), data_dir=tmp_path) as url:
-        turns = PeaceTurns(CoordinatorClient(url), "nobody", 2)
+        turns = PeaceTurns(CoordinatorClient(url), "nobody", 2, Random(1))
         with pytest.raises(TierUnavailable, match="refuses a request of host 'nobody'"):
             turns.run(chain_of)
         turns.close()
@@ -85,7 +87,7 @@ def test_a_host_that_ends_stores_nothing_without_a_plan(tmp_path: Path) -> None:
         url = stack.enter_context(running(small_network(), data_dir=tmp_path))
         other = stack.enter_context(CoordinatorClient(url))
         next(other.submit("writer", 1, 2).goes())  # the writer sends no other chunk
-        turns = PeaceTurns(CoordinatorClient(url), "writer", 2)
+        turns = PeaceTurns(CoordinatorClient(url), "writer", 2, Random(1))
         waiting = stack.enter_context(ThreadPoolExecutor(1)).submit(turns.run, stored.append)
         until(lambda: len(other.status()["queue"]) == 2, "the chunk waits for its turn")
         turns.close()
@@ -157,6 +159,86 @@ def test_only_the_first_chunk_waits_for_a_coordinator_that_is_away(silent: Liste
         for number in range(1, 11):
             assert turns.run(chain_of) == ()
             assert silent.asked == first + number
+
+
+class Relay:
+    """In front of a coordinator. While it `loses_answers` the coordinator takes requests, and nobody hears of it; while
+    it `stores_nothing` nothing changes, as with a coordinator whose disk is full. `refused`: how often that was so.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._there = ("127.0.0.1", int(url.rpartition(":")[2]))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.loses_answers = self.stores_nothing = False
+        self.refused = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            with connection:
+                if self._is_closed:
+                    return
+                asked = message(connection)
+                if self.stores_nothing and not asked.startswith(b"GET"):
+                    self.refused += 1
+                    connection.sendall(REFUSAL)
+                    continue
+                with socket.create_connection(self._there) as there:
+                    there.sendall(asked)
+                    answer = message(there)
+                if not self.loses_answers:
+                    connection.sendall(answer)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True
+        socket.create_connection(self._socket.getsockname()).close()
+        self._thread.join()
+        self._socket.close()
+
+
+def message(connection: socket.socket) -> bytes:
+    """A request or an answer, as bytes."""
+    with connection.makefile("rb") as lines:
+        head = [line for line in iter(lines.readline, b"\r\n") if line]
+        sizes = [int(line.partition(b":")[2]) for line in head if line.lower().startswith(b"content-length:")]
+        return b"".join([*head, b"\r\n", lines.read(sum(sizes))])
+
+
+def test_only_the_first_chunk_waits_for_a_coordinator_that_answers_and_stores_nothing(tmp_path: Path) -> None:
+    """Its disk is full, say: that it answers what changes nothing is no reason to wait for it."""
+    with running(small_network(), data_dir=tmp_path) as url, Relay(url) as relay, turns_of(relay.url) as turns:
+        relay.stores_nothing = True
+        assert turns.run(chain_of) == ()
+        first = relay.refused
+        assert first > 1
+        for number in range(1, 4):
+            assert turns.run(chain_of) == ()
+            assert relay.refused == first + number
+        relay.stores_nothing = False
+        assert is_planned(turns.run(chain_of))
+
+
+def test_a_request_whose_answer_was_lost_keeps_no_turn(tmp_path: Path) -> None:
+    """The coordinator has taken it, and the chunk was stored without a plan: when answers come again, it is cancelled,
+    and the writer's turn is the next chunk's.
+    """
+    with ExitStack() as stack:
+        url = stack.enter_context(running(small_network(), data_dir=tmp_path))
+        other, relay = stack.enter_context(CoordinatorClient(url)), stack.enter_context(Relay(url))
+        turns, pool = stack.enter_context(turns_of(relay.url)), stack.enter_context(ThreadPoolExecutor(1))
+        relay.loses_answers = True
+        assert turns.run(chain_of) == ()
+        assert len(other.status()["queue"]) == 1
+        relay.loses_answers = False
+        assert is_planned(pool.submit(turns.run, chain_of).result(PATIENCE_S))
+        assert other.status()["queue"] == []
 
 
 def test_a_failure_that_the_coordinator_does_not_hear_of_is_still_the_hosts(tmp_path: Path) -> None:

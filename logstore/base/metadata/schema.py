@@ -10,11 +10,14 @@
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
 | `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
+| `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
+| `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
+| `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
 | `waits/TOPIC-ID/PARTITION/CHUNK` | `Wait`: what waits for a chunk | see `cluster/streams/takeover_waits.py` |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
 
-Modules are those of `logstore`.
+Modules are those of `logstore`, but for the coordinator's.
 
 Invariants:
 * A host has its name and its node id alone, while its lease lasts, and joins with a disk that is known. A topic is
@@ -63,6 +66,7 @@ MAX_OFFSET: Final = (1 << 63) - 1
 MAX_ERROR_CHARACTERS: Final = 1_000
 MAX_QUERY_CHARACTERS: Final = 256
 """Of the name of a query."""
+MAX_URL_CHARACTERS: Final = 300
 MAX_OBJECT_CHARACTERS: Final = 600
 """Of a key in the tier: the ids of cluster and topic, the topic's name, and some digits."""
 CLUSTER_KEY: Final = "cluster"
@@ -74,6 +78,10 @@ TOPICS: Final = "topics/"
 LEAVING: Final = "leaving/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
+LEADER_KEY: Final = "coordinator/leader"
+PLAN_HEAD_KEY: Final = "coordinator/head"
+COORDINATOR_STATE: Final = "coordinator/state/"
+COORDINATOR_BATCH: Final = "coordinator/batch/"
 DRAIN: Final = "drain"
 REMOVE: Final = "remove"
 LEAVING_HOW: Final = (DRAIN, REMOVE)
@@ -113,6 +121,21 @@ _OBJECTS: Final = {
         {
             "host": Field(_NAME_TYPE, "that plans copies"),
             "start": Field(_NAME_TYPE, "the life of the host in which it does"),
+        },
+    ),
+    "StoredLeader": Object(
+        "Leader",
+        {
+            "host": Field(_NAME_TYPE, "whose coordinator of checkpoints leads"),
+            "start": Field(_NAME_TYPE, "the life of the host in which it does"),
+            "url": Field(String(MAX_URL_CHARACTERS), "where that coordinator is asked"),
+        },
+    ),
+    "StoredPlanHead": Object(
+        "PlanHead",
+        {
+            "writes": Field(Integer(0, MAX_OFFSET), "how often the coordinator's state was written, at least"),
+            "batch": Field(Integer(0, MAX_OFFSET), "pieces of the batch whose changes may not all be made; 0: none", 0),
         },
     ),
     "Wait": Object(
@@ -204,6 +227,23 @@ class StoredCoordinator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLeader:
+    """The host whose coordinator of checkpoints and of the tier leads, in the life in which it does, and its URL."""
+
+    host: str
+    start: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlanHead:
+    """What each write of the coordinator's state puts anew. `batch`: the pieces of a batch that is to be finished."""
+
+    writes: int
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTopic:
     """A topic."""
 
@@ -259,8 +299,19 @@ class Wait:
         return self.repeat_epochs or (self.forgotten and is_lost)
 
 
-Value = StoredCluster | StoredCoordinator | StoredDisk | Leaving | StoredMember | StoredNode | StoredTopic | Wait
-V = TypeVar("V", StoredCluster, StoredCoordinator, StoredDisk, Leaving, StoredMember, StoredNode, StoredTopic, Wait)
+Value = (
+    StoredCluster
+    | StoredCoordinator
+    | StoredDisk
+    | StoredLeader
+    | StoredPlanHead
+    | Leaving
+    | StoredMember
+    | StoredNode
+    | StoredTopic
+    | Wait
+)
+V = TypeVar("V", bound=Value)
 
 
 def member_key(host: str) -> str:
@@ -410,6 +461,16 @@ def coordinate_copies(coordinator: StoredCoordinator, lease_id: int, revision: i
 def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
     """Keep a plan of copies, if the entry of who plans has still this revision."""
     return Transaction((Condition(COPY_COORDINATOR_KEY, coordinator_revision),), (Put(COPY_PLAN_KEY, plan),))
+
+
+def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
+    """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision."""
+    return Transaction((Condition(LEADER_KEY, revision),), (Put(LEADER_KEY, encode(leader), lease_id),))
+
+
+def lead_no_more(revision: int) -> Transaction:
+    """Let another coordinator lead, if the entry of who does has this revision."""
+    return Transaction((Condition(LEADER_KEY, revision),), (Delete(LEADER_KEY),))
 
 
 def create_topic(name: str, topic: StoredTopic) -> Transaction:

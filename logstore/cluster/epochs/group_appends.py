@@ -3,6 +3,7 @@
 Invariants:
 * Before a group is appended it is certain that the stream does not have its epoch: what this ownership has appended is
   noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
+* A call does not search: a task of the stream's owner does (`end_searches`), and a call waits for it for a moment only.
 * Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
   sends it meanwhile waits for the first.
 * Where a stream begins behind the offset at which an epoch was decided, and no END is found, the home of epochs is
@@ -27,27 +28,17 @@ from typing import Final, Protocol
 import trio
 
 from logstore.base.clock import Clock
+from logstore.cluster.epochs.end_searches import ControlReads, LostChunks, NoLostChunks, Spawn, StreamSearch
 from logstore.cluster.streams.owner_calls import APPEND_GROUP, FIND_END, CallServer, answered
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
-from logstore.epochs.stream_ends import EndSearch, StreamEnds
-from logstore.errors import (
-    ChunkUnreachable,
-    CorruptChunk,
-    MalformedRequest,
-    NotLeader,
-    TierRefused,
-    TierUnavailable,
-    TryAgain,
-    UnknownTopicOrPartition,
-)
+from logstore.epochs.stream_ends import StreamEnds
+from logstore.errors import MalformedRequest, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
-from logstore.log.scanning import TakeEnd
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
-from logstore.replica.registrations import ChunkRegistration
 
 
 class EpochsUnderWay(Protocol):
@@ -57,32 +48,7 @@ class EpochsUnderWay(Protocol):
         """Whether the epoch of a group may not be in its stream yet. Raises CairnError: it is not known now."""
 
 
-class ControlReads(Protocol):
-    """Reads control batches of streams (`logstore.cluster.engine`)."""
-
-    async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
-    ) -> None:
-        """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
-
-
-class LostChunks(Protocol):
-    """Knows without which chunks streams go on (`logstore.cluster.streams.takeover_waits`)."""
-
-    async def may_pass(
-        self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception, order: GroupOrder, /
-    ) -> bool:
-        """Whether an operator lets the epoch of a group go on without a chunk that cannot be read; if not, it is shown
-        that it waits for the chunk. Raises CairnError.
-        """
-
-    def was_read(self, stream: ReplicatedStream, chunk: ChunkRegistration, /) -> None:
-        """A search has read a chunk."""
-
-
 WAIT_S: Final = 5.0
-UNREADABLE: Final = (CorruptChunk, ChunkUnreachable, TierUnavailable, TierRefused, OSError)
-"""What a search finds where a chunk is lost, or who has it is away."""
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
@@ -94,7 +60,7 @@ class _OwnedStream:
 
     ownership: int
     ends: StreamEnds
-    searching: trio.Lock = field(default_factory=trio.Lock)
+    search: StreamSearch
     under_way: dict[tuple[str, int], Ticket[None]] = field(default_factory=dict)
 
 
@@ -107,14 +73,16 @@ class GroupAppends:
         reads: ControlReads,
         epochs: EpochsUnderWay,
         clock: Clock,
+        spawn: Spawn,
         lost: LostChunks | None = None,
     ) -> None:
-        """`lost`: None: no epoch goes on without a chunk."""
+        """`spawn` runs a task; `lost`: None: no epoch goes on without a chunk."""
         self._topics = topics
         self._reads = reads
         self._epochs = epochs
         self._clock = clock
-        self._lost = lost
+        self._spawn = spawn
+        self._lost: LostChunks = lost or NoLostChunks()
         self._owned: dict[str, _OwnedStream] = {}
         self._most_owned = MAX_FORGOTTEN
 
@@ -135,8 +103,8 @@ class GroupAppends:
     async def append(self, order: GroupOrder) -> None:
         """Append a group unless the stream has its epoch; returns when it has.
 
-        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, what is in UNREADABLE; TryAgain if
-        the group is under way for WAIT_S.
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, and as StreamSearch.find; TryAgain
+        as well if the group is under way for WAIT_S.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
@@ -158,7 +126,7 @@ class GroupAppends:
         while True:
             is_known = key in owned.under_way or owned.ends.has(*key, decided_at)
             is_searched = not is_known and (decided_at < stream.led_from or owned.ends.must_search(decided_at))
-            is_found = is_searched and await self._search(stream, owned, order)
+            is_found = is_searched and await owned.search.find(order)
             under_way = owned.under_way.get(key)
             if under_way is not None:
                 return under_way
@@ -177,56 +145,21 @@ class GroupAppends:
         if owned is None or owned.ownership != stream.ownership:
             if len(self._owned) >= self._most_owned:
                 self._forget()
-            owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, StreamEnds(stream.led_from))
+            if owned is not None:
+                owned.search.end()
+            ends = StreamEnds(stream.led_from)
+            search = StreamSearch(stream, ends, self._reads, self._lost, self._spawn)
+            owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, ends, search)
         return owned
 
     def _forget(self) -> None:
         """Forget the streams that this host does not own any more."""
         live = {stream.stream: stream.ownership for stream in self._topics.streams() if stream.is_leader}
-        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
+        for name, owned in list(self._owned.items()):
+            if live.get(name) != owned.ownership:
+                owned.search.end()
+                del self._owned[name]
         self._most_owned = len(self._owned) + MAX_FORGOTTEN
-
-    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> bool:
-        """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
-        query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
-        """
-        from_offset, search = order.target.start_offset, EndSearch(order.query)
-        async with owned.searching:
-            if owned.ends.must_search(from_offset):
-                searched_to, is_whole = from_offset, True
-                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    is_whole &= await self._find_ends(stream, searched_to, known_from, search, order)
-                    searched_to = known_from
-                if is_whole:
-                    owned.ends.searched(from_offset, search)
-        if stream.ownership != owned.ownership:
-            raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
-        return search.newest_epoch >= order.epoch
-
-    async def _find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch, order: GroupOrder
-    ) -> bool:
-        """See ControlReads: chunk by chunk, the newest first; one that cannot be read is passed over if that was said
-        of it, and ends the search if the epoch was found behind it. False: so not all was read, and other epochs have
-        to be searched for again.
-        """
-        is_whole = True
-        while before_offset > max(from_offset, stream.log_start_offset):
-            chunk = stream.registration.chunk_at(before_offset - 1)
-            first_offset = from_offset if chunk is None else max(from_offset, chunk.base_offset)
-            try:
-                await self._reads.find_ends(stream, first_offset, before_offset, take=search.take)
-            except UNREADABLE as error:
-                if search.newest_epoch >= order.epoch:
-                    return False
-                if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error, order):
-                    raise
-                is_whole = False
-            else:
-                if chunk is not None and self._lost is not None:
-                    self._lost.was_read(stream, chunk)
-            before_offset = first_offset
-        return is_whole
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

@@ -6,6 +6,7 @@ Invariants:
   on this host may be longer for a moment.
 * Batches come checked: a local read checks them, and so does this module with those that a member has sent.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* A reader that does not wait gets nothing while members or the tier are silent (`late_reads`).
 * Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier. What the
   chunk in the tier is founded on may come from the chunks in front of it, which say the same.
 """
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.cluster.interfaces import ReplicaFiles, StreamOwners
+from logstore.cluster.streams.late_reads import LateReads, Spawn
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
@@ -65,13 +67,15 @@ class ChunkReads:
         clock: Clock,
         report: Report,
         waits: Waits | None = None,
+        spawn: Spawn | None = None,
     ) -> None:
-        """`waits`: None: takeovers that wait are reported, and last."""
+        """`waits`: None: takeovers that wait are reported, and last. `spawn` runs a task; None: all readers wait."""
         self._engine = engine
         self._owners = owners
         self._files = files
         self._clock = clock
         self._waits: Waits = waits or ReportedWaits(report)
+        self._late = None if spawn is None else LateReads(owners, spawn)
 
     # ---- producers
 
@@ -176,8 +180,8 @@ class ChunkReads:
         is_patient: bool = True,
     ) -> ReadResult:
         """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
-        watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are woken
-        when they are there. Without `include_control`, control batches are replaced by empty ones.
+        watermark, nor, unless `is_patient`, while they are on their way from other hosts or the tier: the stream's
+        waiters are woken when they are there. Without `include_control`, control batches are replaced by empty ones.
 
         Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, ChunkUnreachable, TierUnavailable,
         TierRefused, ObjectMissing, OSError.
@@ -226,8 +230,12 @@ class ChunkReads:
             except (CorruptChunk, OSError):
                 if len(chunk.members) == 1 and chunk.tiered is None:
                     raise
+        answer: EntriesRead | None
         try:
-            answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+            if is_patient or self._late is None:
+                answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+            else:
+                answer = await self._late.entries(stream, chunk, offset, max_bytes)
         except ChunkUnreachable:
             tiered = _in_tier(stream, chunk)
             if tiered is None:
@@ -236,6 +244,8 @@ class ChunkReads:
                 stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
             )
             return found if found.next_offset <= limit else _cut(found, offset, limit)
+        if answer is None:
+            return ReadResult([], offset, 0)
         piece = _checked(answer, offset, limit, stream.name)
         buffers = [
             buffer if include_control or not header.is_control else empty_batch(header)

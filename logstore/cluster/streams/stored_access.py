@@ -17,7 +17,7 @@ An entry's key is `access/` and the SHA-256 of its own key, because names may be
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -40,6 +40,7 @@ from logstore.base.metadata.interface import (
     Transaction,
 )
 from logstore.base.metadata.view import MetadataView
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.members.host_identity import EMPTY_STORE
 from logstore.errors import AccessFull, AdoptionUnderWay, CairnError, CorruptFile
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
@@ -59,7 +60,6 @@ BEHIND_S: Final = 1.0
 """How long a change that was too late waits for this host to see what was faster."""
 RETRY_S: Final = 1.0
 """Between tries to follow a store that refuses this host or is damaged: an operator mends it."""
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class StoredAccess:

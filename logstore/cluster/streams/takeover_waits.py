@@ -20,10 +20,11 @@ Invariants:
 * An owner goes on without a chunk only behind a try to read it that has failed; an epoch goes on without a chunk that
   may come back only where it could not be read for NOTE_AFTER_S.
 * The entry goes when its owner has read the chunk, or goes on because all have expired. What an operator has said stays
-  for the next owners as long as they may need it (`wait_tidying`).
+  for the next owners as long as they may need it (`wait_tidying`). What was said of the epochs of a chunk that was away
+  goes when a search that waited for the chunk reads it: it may be away again, and is asked about anew.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -45,11 +46,12 @@ from logstore.base.metadata.interface import (
     Put,
     Transaction,
 )
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.retention_clock import AGREE_MS
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.epochs.group_order import GroupOrder
-from logstore.errors import CairnError, CorruptChunk
+from logstore.errors import CairnError, CorruptChunk, CorruptRegister, UnknownFormatVersion
 from logstore.events import EPOCH_MAY_REPEAT, PRODUCERS_EXPIRED, PRODUCERS_FORGOTTEN, PRODUCERS_NOT_READ
 from logstore.format.tiered_chunk import chunk_directory
 from logstore.log.producers import ProducerTable
@@ -63,13 +65,14 @@ TIER_PAUSE_S: Final = 1.0
 """The same where no host has it: a tier that is away is not back in a moment."""
 NOTE_AFTER_S: Final = 10.0
 """Hosts and a store that restart are back by then."""
-GIVEN_UP_S: Final = 60.0
-"""What was not tried for so long waits no more: takeovers and epochs are tried every second or two."""
+GIVEN_UP_S: Final = 120.0
+"""What was not tried for so long waits no more. Takeovers and epochs are tried every second or two, but a try lasts
+90 s where a chunk's three DataNodes are silent (`logstore.tier.hdfs`).
+"""
 CLEAR_PAUSE_S: Final = 5.0
 """Between tries to remove an entry while the metadata store is away."""
 
 Table = ProducerTable[AppendTicket]
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class Waits(Protocol):
@@ -238,7 +241,9 @@ class TakeoverWaits(ReportedWaits):
             now_s = self._clock.monotonic_s()
             for waiting in self._waiting.get(stream.stream, {}).values():
                 waiting.since_s = now_s  # what it waits for may be back as well
-            self._remove(stream, chunk, is_read=False)
+            place = (stream.stream, chunk.epoch)
+            self._entries.pop(place, None)
+            self._spawn(partial(self._end_word, place, stream.registration.owner))
 
     # ---- details
 
@@ -320,6 +325,31 @@ class TakeoverWaits(ReportedWaits):
                 if isinstance(await self._metadata.commit(removed), Committed):
                     return
             except MetadataDamaged:
+                return  # it says nothing to anybody
+            except MetadataError:
+                await trio.sleep(CLEAR_PAUSE_S)
+
+    async def _end_word(self, place: tuple[str, int], owner: OwnerId) -> None:
+        """Remove the entry of a chunk that a search has read, whoever has put it, but for what an operator has said of
+        takeovers, or of a chunk that was lost: another part of it may be damaged. `owner`: this host.
+        """
+        key, head = schema.wait_key(*place), head_key(place[0])
+        while True:
+            try:
+                entry, head_entry = (await self._metadata.get(key)).entry, (await self._metadata.get(head)).entry
+                if place in self._entries or head_entry is None or decode_head(head_entry.value).owner != owner:
+                    return  # it waits again, and has said so; or another host owns the stream
+                wait = None if entry is None else schema.decode(schema.Wait, entry)
+                if entry is None or wait is None:
+                    return
+                left = replace(wait, repeat_epochs=wait.repeat_epochs and wait.lost, ended=True)
+                if left == wait:
+                    return
+                change = Put(key, schema.encode(left)) if left.is_said else Delete(key)
+                conditions = (Condition(key, entry.revision), Condition(head, head_entry.revision))
+                if isinstance(await self._metadata.commit(Transaction(conditions, (change,))), Committed):
+                    return
+            except (MetadataDamaged, CorruptRegister, UnknownFormatVersion):
                 return  # it says nothing to anybody
             except MetadataError:
                 await trio.sleep(CLEAR_PAUSE_S)

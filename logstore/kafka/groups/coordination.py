@@ -4,7 +4,8 @@ Invariants:
 * On the coordinator a request is answered by `GroupHandlers` over the ledger as of this ownership; on every other host
   it is NOT_COORDINATOR, at which clients look for the coordinator again.
 * While the ledger is read, a heartbeat is answered well, and SyncGroup asks to join again, as in Kafka: clients do not
-  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so.
+  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so. Groups are then
+  recovered from it in steps of some milliseconds, and all other tasks run in between.
 * When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
   were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
 """
@@ -83,7 +84,9 @@ class GroupCoordination:
         await self._home.run(self._serve)
 
     async def _serve(self, ledger: ReplicatedLedger) -> None:
-        now = self._now = _Coordinating(self._make(ledger))
+        handlers = self._make(ledger)
+        await handlers.recover()
+        now = self._now = _Coordinating(handlers)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._beside, ledger, now.handlers)

@@ -16,16 +16,15 @@ Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (membe
 leave doubt, Kafka 4.2's behaviour decides.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
 from logstore.base.events import Report, ignore
 from logstore.events import GROUP_REBALANCED
+from logstore.kafka.groups.deadlines import DeadlineKind, GroupDeadlines
+from logstore.kafka.groups.generation_log import GenerationLog, KeepResult, NothingKept
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
@@ -38,76 +37,17 @@ from logstore.kafka.groups.members import (
     SyncResult,
     metadata_bytes,
 )
+from logstore.kafka.groups.settings import GROUP_ID_MAX_BYTES, GroupSettings
 from logstore.kafka.groups.state import CAN_REBALANCE, GroupState
-from logstore.kafka.groups.timers import KeyedTimers
 from logstore.log.ticket import Ticket
 
 NEW_MEMBER_JOIN_TIMEOUT_S = 300.0
 """A member cannot heartbeat before its first join is answered; if its client gave up, it is removed after this time."""
-GROUP_ID_MAX_BYTES = 1024
-"""Group ids become keys of a ledger held in memory. Kafka allows 32,767 bytes; no client needs that."""
 
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Limits and delays; the names in the docstrings are Kafka's."""
-
-    min_session_timeout_ms: int = 6_000
-    """group.min.session.timeout.ms"""
-    max_session_timeout_ms: int = 1_800_000
-    """group.max.session.timeout.ms"""
-    initial_rebalance_delay_ms: int = 100
-    """group.initial.rebalance.delay.ms. Kafka's 3000 waits for a fleet to start; one host's consumers start together,
-    and 100 ms lets them share the first rebalance without a noticeable wait."""
-    max_members: int = 1_000
-    """group.max.size. Kafka's default is no limit. As in Kafka, it counts members that have joined: in a rebalance, new
-    members may take the places of members that do not return, so that a group may briefly have up to twice as many."""
-    max_groups: int = 10_000
-    """Number of groups, empty groups with offsets included."""
-    max_bytes: int = 32 << 20
-    """Memory of the members of all groups, with their metadata and assignments."""
-
-
-class GenerationLog(Protocol):
-    """Where generations are kept, so that their members outlive the coordinator."""
-
-    def groups(self) -> Iterable[ConsumerGroup]:
-        """The groups of a former coordinator, each with its newest generation; asked once."""
-
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
-        """Keep a group as it is now. The ticket settles when the generation is durable, with the time of that; it fails
-        with CairnError if it may not be.
-        """
-
-    def forget(self, group_id: str) -> None:
-        """The group has no members any more."""
-
-
-class _NothingKept:
-    """Members join again after a restart."""
-
-    def groups(self) -> Iterable[ConsumerGroup]:
-        """See GenerationLog."""
-        return ()
-
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
-        """See GenerationLog."""
-        return Ticket.succeeded(now_s)
-
-    def forget(self, group_id: str) -> None:
-        """See GenerationLog."""
-
-
-class _DeadlineKind(Enum):
-    JOIN = "join"
-    SYNC = "sync"
-    MEMBER = "member"
-
-
-class _Deadline(NamedTuple):
-    kind: _DeadlineKind
-    group_id: str
-    member_id: str = NO_MEMBER
+RECOVER_GROUPS = 100
+RECOVER_BYTES = 128 << 10
+"""So much of a former coordinator's groups is read in one go, and the rest of a group: ten milliseconds, or thirty for
+the largest group that is kept."""
 
 
 class GroupCoordinator:
@@ -123,11 +63,11 @@ class GroupCoordinator:
         self._settings = settings
         self._new_id = new_id
         self._report = report
-        self._generations = generations or _NothingKept()
+        self._generations = generations or NothingKept()
         self._groups: dict[str, ConsumerGroup] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
-        self._timers: KeyedTimers[_Deadline] = KeyedTimers()
+        self._deadlines = GroupDeadlines()
 
     # ---- groups
 
@@ -139,17 +79,30 @@ class GroupCoordinator:
         """A group by its id; the caller must not change it."""
         return self._groups.get(group_id)
 
-    def recover(self, now_s: float) -> None:
-        """Go on with the generations of a former coordinator, as far as there is room. Each member has a whole session
-        from now on: it may have lacked a coordinator for a while.
+    def recover(self, now: Callable[[], float]) -> Iterator[None]:
+        """Go on with the generations of a former coordinator, as far as there is room; pauses after each RECOVER_GROUPS
+        of them, or when their members take RECOVER_BYTES. Each member has a whole session from the end on: it may have
+        lacked a coordinator for a while. `now`: monotonic seconds.
         """
+        count = size_bytes = 0
         for group in self._generations.groups():
-            has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
-            if has_room and len(self._groups) < self._settings.max_groups:
-                self._groups[group.group_id] = group
-                self._account(group)
-                for member in group.members.values():
-                    self._heard(group, member, now_s)
+            if group is not None:
+                self._take_over(group)
+                size_bytes += group.size_bytes
+            count += 1
+            if count >= RECOVER_GROUPS or size_bytes >= RECOVER_BYTES:
+                count = size_bytes = 0
+                yield
+        now_s = now()
+        for group in self.groups():
+            for member in group.members.values():
+                self._deadlines.heard(group.group_id, member, now_s)
+
+    def _take_over(self, group: ConsumerGroup) -> None:
+        has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
+        if has_room and len(self._groups) < self._settings.max_groups:
+            self._groups[group.group_id] = group
+            self._account(group)
 
     def ensure(self, group_id: str, now_s: float, *, protocol_type: str | None = None) -> ErrorCode:
         """Create an empty group if it is missing: for offsets found at start, or committed without membership."""
@@ -174,8 +127,8 @@ class GroupCoordinator:
         group.move(GroupState.DEAD)
         for member_id in list(group.pending_joins):
             self._remove(group, member_id)
-        self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group_id))
-        self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group_id))
+        self._deadlines.cancel(DeadlineKind.JOIN, group_id)
+        self._deadlines.cancel(DeadlineKind.SYNC, group_id)
         self._generations.forget(group_id)  # one that could not be read
         self._size_bytes -= self._sizes.pop(group_id, 0)
         return self._groups.pop(group_id)
@@ -251,7 +204,7 @@ class GroupCoordinator:
                 self._add(group, member_id, request, ticket, now_s)
         elif request.require_member_id:
             group.pending_joins.add(member_id)
-            self._expect(group, member_id, now_s + request.session_timeout_ms / 1000)
+            self._deadlines.expect(group.group_id, member_id, now_s + request.session_timeout_ms / 1000)
             ticket.succeed(JoinResult(ErrorCode.member_id_required, member_id))
         else:
             self._add(group, member_id, request, ticket, now_s)
@@ -279,7 +232,7 @@ class GroupCoordinator:
         if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
             group.member_added = True
         group.add(GroupMember.of(member_id, request), request.protocol_type, ticket)
-        self._expect(group, member_id, now_s + NEW_MEMBER_JOIN_TIMEOUT_S)
+        self._deadlines.expect(group.group_id, member_id, now_s + NEW_MEMBER_JOIN_TIMEOUT_S)
         self._rebalance(group, now_s)
 
     def _replace_static(
@@ -287,11 +240,11 @@ class GroupCoordinator:
     ) -> None:
         """A static member joins after a restart: its old member id is fenced, its assignment is kept if possible."""
         instance_id = request.instance_id or ""
-        self._timers.cancel(_Deadline(_DeadlineKind.MEMBER, group.group_id, group.static[instance_id]))
+        self._deadlines.forget(group.group_id, group.static[instance_id])
         former_leader = group.leader_id
         member = group.replace_static(instance_id, new_id)
         group.update(member, request, ticket)
-        self._expect(group, new_id, now_s + member.session_timeout_ms / 1000)
+        self._deadlines.expect(group.group_id, new_id, now_s + member.session_timeout_ms / 1000)
         if group.state is not GroupState.STABLE or group.select_protocol() != group.protocol_name:
             self._rebalance(group, now_s)
             return
@@ -301,7 +254,7 @@ class GroupCoordinator:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
         kept = self._generations.keep(group, now_s)
-        kept.add_callback(partial(self._replaced, group, member, ticket, answer, now_s))
+        kept.add_callback(partial(self._replaced, group, member, ticket, answer))
 
     def _replaced(
         self,
@@ -309,18 +262,17 @@ class GroupCoordinator:
         member: GroupMember,
         ticket: Ticket[JoinResult],
         answer: JoinResult,
-        asked_s: float,
-        kept: Ticket[float],
+        settled: Ticket[KeepResult],
     ) -> None:
         """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
         next generation.
         """
         if member.joining is not ticket or group.state is not GroupState.STABLE:
             return
-        if kept.error is not None:
-            answer = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
-        member.settle_join(answer)
-        self._heard(group, member, asked_s if kept.error is not None else kept.result())
+        kept = settled.result()
+        member.is_told = kept.is_durable
+        member.settle_join(answer if kept.is_durable else JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+        self._deadlines.heard(group.group_id, member, kept.at_s)
 
     # ---- rebalance
 
@@ -333,14 +285,14 @@ class GroupCoordinator:
     def _prepare(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state is GroupState.COMPLETING:
             self._propagate(group, ErrorCode.rebalance_in_progress, now_s)
-        self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group.group_id))
+        self._deadlines.cancel(DeadlineKind.SYNC, group.group_id)
         is_initial = group.state is GroupState.EMPTY
         group.move(GroupState.PREPARING)
         if is_initial:
             group.member_added = False
             group.initial_delay_ms = self._settings.initial_rebalance_delay_ms
             group.initial_remaining_ms = max(group.rebalance_timeout_ms - group.initial_delay_ms, 0)
-            self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + group.initial_delay_ms / 1000)
+            self._deadlines.set(DeadlineKind.JOIN, group.group_id, now_s + group.initial_delay_ms / 1000)
             if not group.initial_delay_ms:
                 self._join_timeout(group, now_s)
         elif group.all_joined:
@@ -349,7 +301,7 @@ class GroupCoordinator:
             self._await_joins(group, now_s)
 
     def _await_joins(self, group: ConsumerGroup, now_s: float) -> None:
-        self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+        self._deadlines.set(DeadlineKind.JOIN, group.group_id, now_s + group.rebalance_timeout_ms / 1000)
 
     def _complete_if_all_joined(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state is GroupState.PREPARING and group.all_joined and group.previous_state is not GroupState.EMPTY:
@@ -363,12 +315,12 @@ class GroupCoordinator:
             delay_ms = min(self._settings.initial_rebalance_delay_ms, remaining_ms)
             group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
             group.initial_delay_ms = delay_ms
-            self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + delay_ms / 1000)
+            self._deadlines.set(DeadlineKind.JOIN, group.group_id, now_s + delay_ms / 1000)
         else:
             self._complete_join(group, now_s)
 
     def _complete_join(self, group: ConsumerGroup, now_s: float) -> None:
-        self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group.group_id))
+        self._deadlines.cancel(DeadlineKind.JOIN, group.group_id)
         group.initial_remaining_ms = None
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
@@ -381,9 +333,10 @@ class GroupCoordinator:
         if not group.members:
             self._generations.forget(group.group_id)
         for member in group.members.values():
-            member.settle_join(group.view(member.member_id))
+            if member.settle_join(group.view(member.member_id)):
+                member.is_told = True
             member.is_new = False
-            self._heard(group, member, now_s)
+            self._deadlines.heard(group.group_id, member, now_s)
             group.pending_syncs.add(member.member_id)
         self._report(
             GROUP_REBALANCED,
@@ -392,7 +345,7 @@ class GroupCoordinator:
             members=len(group.members),
         )
         if group.members:
-            self._timers.set(_Deadline(_DeadlineKind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+            self._deadlines.set(DeadlineKind.SYNC, group.group_id, now_s + group.rebalance_timeout_ms / 1000)
 
     # ---- sync
 
@@ -407,7 +360,7 @@ class GroupCoordinator:
         member = group.members[request.member_id]
         self._synced(group, member.member_id)
         if group.state is GroupState.STABLE:
-            self._heard(group, member, now_s)
+            self._deadlines.heard(group.group_id, member, now_s)
             ticket.succeed(group.synced(member))
             return ticket
         member.settle_sync(SyncResult(ErrorCode.rebalance_in_progress))
@@ -427,17 +380,18 @@ class GroupCoordinator:
         group.assigned_generation = group.generation_id
         self._account(group)
         kept = self._generations.keep(group, now_s)
-        kept.add_callback(partial(self._assigned, group, group.generation_id, now_s))
+        kept.add_callback(partial(self._assigned, group, group.generation_id))
 
-    def _assigned(self, group: ConsumerGroup, generation_id: int, asked_s: float, kept: Ticket[float]) -> None:
+    def _assigned(self, group: ConsumerGroup, generation_id: int, settled: Ticket[KeepResult]) -> None:
         """A generation is kept, or not; by then another one may be formed."""
         if group.state is not GroupState.COMPLETING or group.generation_id != generation_id:
             return
-        if kept.error is not None:
-            self._propagate(group, ErrorCode.coordinator_not_available, asked_s)
-            self._rebalance(group, asked_s)
+        kept = settled.result()
+        if not kept.is_durable:
+            self._propagate(group, ErrorCode.coordinator_not_available, kept.at_s)
+            self._rebalance(group, kept.at_s)
             return
-        self._propagate(group, ErrorCode.none, kept.result())
+        self._propagate(group, ErrorCode.none, kept.at_s)
         group.move(GroupState.STABLE)
 
     def _propagate(self, group: ConsumerGroup, error: ErrorCode, now_s: float) -> None:
@@ -447,12 +401,12 @@ class GroupCoordinator:
                 member.assignment = b""
             result = group.synced(member) if error is ErrorCode.none else SyncResult(error)
             if member.settle_sync(result):
-                self._heard(group, member, now_s)
+                self._deadlines.heard(group.group_id, member, now_s)
 
     def _synced(self, group: ConsumerGroup, member_id: str) -> None:
         group.pending_syncs.discard(member_id)
         if not group.pending_syncs:
-            self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group.group_id))
+            self._deadlines.cancel(DeadlineKind.SYNC, group.group_id)
 
     def _sync_timeout(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state in (GroupState.COMPLETING, GroupState.STABLE) and group.pending_syncs:
@@ -474,7 +428,7 @@ class GroupCoordinator:
             return error
         if generation_id != group.generation_id:
             return ErrorCode.illegal_generation
-        self._heard(group, group.members[member_id], now_s)
+        self._deadlines.heard(group.group_id, group.members[member_id], now_s)
         return ErrorCode.rebalance_in_progress if group.state is GroupState.PREPARING else ErrorCode.none
 
     def check_commit(
@@ -495,7 +449,7 @@ class GroupCoordinator:
             return ErrorCode.illegal_generation
         if group.state is GroupState.COMPLETING:
             return ErrorCode.rebalance_in_progress
-        self._heard(group, group.members[member_id], now_s)
+        self._deadlines.heard(group.group_id, group.members[member_id], now_s)
         return ErrorCode.none
 
     def leave(self, group_id: str, leavers: Sequence[Leaver], now_s: float) -> list[ErrorCode]:
@@ -523,7 +477,7 @@ class GroupCoordinator:
 
     def _remove(self, group: ConsumerGroup, member_id: str) -> None:
         group.remove(member_id, ErrorCode.unknown_member_id)
-        self._timers.cancel(_Deadline(_DeadlineKind.MEMBER, group.group_id, member_id))
+        self._deadlines.forget(group.group_id, member_id)
         self._account(group)
 
     def _after_loss(self, group: ConsumerGroup, now_s: float) -> None:
@@ -536,17 +490,17 @@ class GroupCoordinator:
 
     def next_deadline(self) -> float | None:
         """When to call `expire`, in monotonic seconds (may be early, never late); None: nothing is pending."""
-        return self._timers.next_deadline()
+        return self._deadlines.next_s()
 
     def expire(self, now_s: float) -> None:
         """Act on all deadlines up to now."""
-        while (deadline := self._timers.due(now_s)) is not None:
+        while (deadline := self._deadlines.due(now_s)) is not None:
             group = self._groups.get(deadline.group_id)
             if group is None:
                 continue
-            if deadline.kind is _DeadlineKind.JOIN:
+            if deadline.kind is DeadlineKind.JOIN:
                 self._join_timeout(group, now_s)
-            elif deadline.kind is _DeadlineKind.SYNC:
+            elif deadline.kind is DeadlineKind.SYNC:
                 self._sync_timeout(group, now_s)
             else:
                 self._session_timeout(group, deadline.member_id, now_s)
@@ -563,12 +517,6 @@ class GroupCoordinator:
             return  # the member waits for an answer; its session starts when the answer is sent
         self._remove(group, member_id)
         self._after_loss(group, now_s)
-
-    def _heard(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> None:
-        self._expect(group, member.member_id, now_s + member.session_timeout_ms / 1000)
-
-    def _expect(self, group: ConsumerGroup, member_id: str, deadline_s: float) -> None:
-        self._timers.set(_Deadline(_DeadlineKind.MEMBER, group.group_id, member_id), deadline_s)
 
     def _account(self, group: ConsumerGroup) -> None:
         size_bytes = group.size_bytes

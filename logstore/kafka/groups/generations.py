@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from logstore.base.clock import Clock
+from logstore.kafka.groups.generation_log import KeepResult
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Protocol
 from logstore.kafka.groups.offsets import OffsetLedger
@@ -43,25 +44,20 @@ class KeptGenerations:
         self._keys = {key: self._puts for key, _ in ledger.items(PREFIX)}
         """Those that may have an entry, each with the number of its last put."""
 
-    def groups(self) -> Iterator[ConsumerGroup]:
+    def groups(self) -> Iterator[ConsumerGroup | None]:
         """See GenerationLog."""
         for key, value in self._ledger.items(PREFIX):
-            group = decode_generation(unquote(key.removeprefix(PREFIX)), value)
-            if group is not None:
-                yield group
+            yield decode_generation(unquote(key.removeprefix(PREFIX)), value)
 
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """See GenerationLog."""
         key, value = _key(group.group_id), _encoded(group)
         if value is None and key not in self._keys:
-            return Ticket.succeeded(now_s)
-        kept: Ticket[float] = Ticket()
+            return Ticket.succeeded(KeepResult(now_s, is_durable=True))
+        kept: Ticket[KeepResult] = Ticket()
 
         def settle(written: Ticket[None]) -> None:
-            if written.error is None:
-                kept.succeed(self._clock.monotonic_s())
-            else:
-                kept.fail(written.error)
+            kept.succeed(KeepResult(self._clock.monotonic_s(), is_durable=written.error is None))
 
         self._put(key, value).add_callback(settle)
         return kept
@@ -150,6 +146,7 @@ def _member(fields: Mapping[str, Any]) -> GroupMember:
         protocols=tuple(Protocol(_text(name), _bytes(metadata)) for name, metadata in _list(fields["protocols"])),
         assignment=_bytes(fields["assignment"]),
         is_new=False,
+        is_told=True,
         former=tuple(_text(former) for former in _list(fields.get("former", []))),
     )
 

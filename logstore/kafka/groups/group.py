@@ -42,7 +42,7 @@ class ConsumerGroup:
         self.members: dict[str, GroupMember] = {}
         self.static: dict[str, str] = {}
         self.outlived: set[str] = set()
-        """Instance ids known from a former coordinator alone: it may have told one of them a newer member id."""
+        """Instance ids whose member ids are those of a former coordinator: it may have told one of them a newer one."""
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
         self.member_added = False
@@ -209,7 +209,9 @@ class ConsumerGroup:
         member = self.members.pop(old_id)
         self.pending_syncs.discard(old_id)
         member.refuse(ErrorCode.fenced_instance_id)
-        member.former = (*member.former, old_id)[-FORMER_IDS:]
+        if member.is_told:
+            member.former = (*member.former, old_id)[-FORMER_IDS:]
+        member.is_told = False
         self.outlived.discard(instance_id)
         member.member_id = new_id
         self.members[new_id] = member

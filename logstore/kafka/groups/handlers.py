@@ -63,7 +63,7 @@ class _TopicNamed(NamedTuple):
 
 
 class GroupHandlers:
-    """Answers group requests; `run` must run beside it."""
+    """Answers group requests when the groups are recovered, at once or by `recover`; `run` must run beside it."""
 
     def __init__(self, service: GroupService, clock: Clock, wait: Waiter, topic_ids: TopicIds) -> None:
         self._service = service
@@ -92,6 +92,11 @@ class GroupHandlers:
             Api(42, 0, 2, self.delete_groups),
             Api(47, 0, 0, self.offset_delete),
         ]
+
+    async def recover(self) -> None:
+        """Take up what the ledger has, and let other tasks run in between. Raises CorruptFile."""
+        for _ in self._service.recover(self._clock.monotonic_s):
+            await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
         """Act on deadlines as they come, until cancelled."""

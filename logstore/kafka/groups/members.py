@@ -16,7 +16,7 @@ NO_GENERATION = -1
 NO_MEMBER = ""
 FORMER_IDS = 2
 """So many ids that a static member had before are known: a process that another has replaced hears of it within a
-heartbeat's interval."""
+heartbeat's interval. An id that no client was told does not count."""
 MEMBER_BYTES = 512
 """Approximate memory of a member without its opaque bytes: a member without metadata must count too."""
 
@@ -96,7 +96,8 @@ class Leaver(NamedTuple):
 @dataclass(slots=True)
 class GroupMember:
     """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet.
-    `former`: the last ids that a static member had before this one.
+    `is_told`: a client was told the id. `former`: the last ids before this one that clients of a static member were
+    told.
     """
 
     member_id: str
@@ -108,6 +109,7 @@ class GroupMember:
     protocols: tuple[Protocol, ...]
     assignment: bytes = b""
     is_new: bool = True
+    is_told: bool = False
     former: tuple[str, ...] = ()
     joining: Ticket[JoinResult] | None = field(default=None, repr=False)
     syncing: Ticket[SyncResult] | None = field(default=None, repr=False)

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -28,6 +29,8 @@ _PLAIN: Final = re.compile(rb'\{"offset":(\d+),"time":(\d+),"topic":"([-0-9a-f]*
 """Most values, read several times as fast as JSON: a start reads a million."""
 NO_OFFSET = -1
 NO_EPOCH = -1
+LOAD_STEP: Final = 1_000
+"""Entries that are read in one go: some milliseconds."""
 
 
 class CommittedOffset(NamedTuple):
@@ -59,7 +62,7 @@ CommitListener = Callable[[str, Mapping[TopicPartition, CommittedOffset]], None]
 
 
 class OffsetStore:
-    """All groups' offsets: an index in memory of the durable entries in the ledger."""
+    """All groups' offsets: an index in memory of the durable entries in the ledger. `load` comes first."""
 
     def __init__(self, ledger: OffsetLedger, committed: CommitListener = lambda *_: None) -> None:
         self._ledger = ledger
@@ -67,11 +70,18 @@ class OffsetStore:
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._protocol_types: dict[str, str] = {}
         self._unsynced: dict[str, int] = {}
-        for key, value in ledger.items(_GROUP):
-            self._protocol_types[unquote(key.removeprefix(_GROUP))] = str(_load(key, value).get("type", ""))
-        for key, value in ledger.items(_OFFSET):
-            group_id, partition = _parse_key(key)
-            self._offsets.setdefault(group_id, {})[partition] = _committed(key, value)
+
+    def load(self) -> Iterator[None]:
+        """Read what the ledger has; pauses after each LOAD_STEP entries. Raises CorruptFile."""
+        entries = chain(self._ledger.items(_GROUP), self._ledger.items(_OFFSET))
+        for number, (key, value) in enumerate(entries, start=1):
+            if key.startswith(_GROUP):
+                self._protocol_types[unquote(key.removeprefix(_GROUP))] = str(_load(key, value).get("type", ""))
+            else:
+                group_id, partition = _parse_key(key)
+                self._offsets.setdefault(group_id, {})[partition] = _committed(key, value)
+            if not number % LOAD_STEP:
+                yield
 
     def groups(self) -> Iterator[tuple[str, str | None]]:
         """Groups that have offsets, with their protocol type (None: no commit gave one)."""

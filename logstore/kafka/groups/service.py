@@ -90,9 +90,20 @@ class GroupService:
         self._settings = settings
         self._sweep_at_s = now_s
         self._sweeping: Iterator[None] | None = None
-        coordinator.recover(now_s)
-        for group_id, protocol_type in offsets.groups():
-            coordinator.ensure(group_id, now_s, protocol_type=protocol_type)
+
+    def recover(self, now: Callable[[], float]) -> Iterator[None]:
+        """Take up what the ledger has, before anything else; pauses after some milliseconds of work, again and again.
+        `now`: monotonic seconds. Raises CorruptFile.
+        """
+        yield from self._offsets.load()
+        yield from self.coordinator.recover(now)
+        for group_id, protocol_type in self._offsets.groups():
+            self.coordinator.ensure(group_id, now(), protocol_type=protocol_type)
+
+    def recover_at_once(self, now_s: float) -> None:
+        """The same in one go, before there is anybody who would wait."""
+        for _ in self.recover(lambda: now_s):
+            pass
 
     # ---- offsets
 

@@ -8,13 +8,16 @@ Invariants:
 from collections.abc import Awaitable, Callable, Mapping
 
 from logstore.base.events import Report
+from logstore.base.fields import shown
 from scheduler.coordinator.checkpoints.locality import HostChoice, RackDistances, hosts_by_nearness
 from scheduler.coordinator.checkpoints.registry import (
+    CONFLICT,
     CheckpointRegistry,
     RegisteredChange,
     RegistryLimits,
     UnitCheckpoint,
 )
+from scheduler.coordinator.errors import ApiError
 from scheduler.coordinator.hosts import Hosts
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.log_events import CHECKPOINT_REGISTERED, CHECKPOINT_REMOVED, UNIT_FORGOTTEN
@@ -46,6 +49,10 @@ class CheckpointService:
     async def register(self, checkpoint: UnitCheckpoint) -> bool:
         """Register a complete checkpoint; whether it is new. Raises ApiError, StoreError."""
         await self._ready()
+        if self._journal.left_bytes < self.registry.limits.entry_bytes:
+            raise ApiError(
+                CONFLICT, f"unit={shown(checkpoint.unit)}: the store is full; remove old checkpoints", "unit"
+            )
         change = self.registry.register(checkpoint)
         if change is not None:
             self._record(change)

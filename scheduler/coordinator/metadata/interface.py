@@ -5,7 +5,10 @@ Keys are texts with `/` between parts, values are JSON texts; any ordered key-va
 Every implementation has these invariants:
 * `apply` returns only when its changes are durable; after an error they may be durable or not.
 * The changes of one `apply` are applied together or not at all, even if the process or the machine stops.
-* `apply` may be called again with the same changes.
+* `apply` may be called again with the same changes, and with further ones behind them.
+* One call at a time.
+
+A store on a disk blocks (`BlockingMetadata`); `on_threads` makes a `Metadata` of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +23,7 @@ class SetValue(NamedTuple):
 
 
 class RemovePrefix(NamedTuple):
-    """Removes all keys that start with `prefix`."""
+    """Removes all keys that start with `prefix`, which ends in `/`."""
 
     prefix: str
 
@@ -29,7 +32,29 @@ Change = SetValue | RemovePrefix
 
 
 class Metadata(Protocol):
-    """A metadata store. Methods block and are called from one thread at a time."""
+    """A metadata store."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why nothing that is stored here may be told or changed now, although no call has failed; None: it may."""
+        ...
+
+    @property
+    def left_bytes(self) -> float:
+        """How many bytes of keys and values the store takes beside those that it has."""
+        ...
+
+    async def load(self) -> Mapping[str, str]:
+        """All keys and values. Raises StoreDamaged, StoreError."""
+        ...
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Make these changes, in order, all or none. Raises StoreError."""
+        ...
+
+
+class BlockingMetadata(Protocol):
+    """A metadata store whose methods block and are called from one thread at a time; see Metadata."""
 
     def load(self) -> Mapping[str, str]:
         """All keys and values. Raises StoreDamaged, StoreError."""

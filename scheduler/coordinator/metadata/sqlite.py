@@ -69,7 +69,7 @@ class _RowsSummary(NamedTuple):
 
 
 class SqliteMetadata:
-    """See Metadata. Raises StoreDamaged or StoreError when it cannot be opened."""
+    """See BlockingMetadata. Raises StoreDamaged or StoreError when it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class SqliteMetadata:
             raise
 
     def load(self) -> Mapping[str, str]:
-        """See Metadata."""
+        """See BlockingMetadata."""
         entries: dict[str, str] = {}
         total = 0
         try:
@@ -125,7 +125,7 @@ class SqliteMetadata:
             )
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         try:
             connection = self._opened()
             connection.execute("BEGIN IMMEDIATE")
@@ -142,7 +142,7 @@ class SqliteMetadata:
         write_count(self._count, transactions)
 
     def close(self) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):

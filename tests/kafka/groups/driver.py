@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import JoinRequest, JoinResult, Leaver, Protocol, SyncRequest, SyncResult
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.log.ticket import Ticket
 
 GROUP = "readers"

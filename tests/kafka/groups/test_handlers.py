@@ -17,10 +17,11 @@ from kio.serial import entity_reader, entity_writer
 from logstore.disk.files import OsFiles
 from logstore.kafka.api_types import Caller
 from logstore.kafka.codec import EncodedAnswer
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.pace import STEPS
 from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue
@@ -62,6 +63,7 @@ class Front:
         service = GroupService(
             coordinator, OffsetStore(ledger), self.topics.get, OffsetSettings(), now_s=clock.monotonic_s()
         )
+        service.recover_at_once(clock.monotonic_s())
         self.ids = {"orders": ORDERS_ID, "wide": WIDE_ID}
         self.handlers = GroupHandlers(service, clock, self.wait, TopicIds(self.name_of, self.ids.get))
         self.apis = {api.key: api for api in self.handlers.apis()}

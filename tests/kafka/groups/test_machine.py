@@ -146,7 +146,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert group.joining_count <= MAX_MEMBERS
         assert len(group.pending_joins) <= MAX_MEMBERS
         assert group.size_bytes <= MAX_BYTES
-        assert len(self.world.coordinator._timers) <= len(group.members) + len(group.pending_joins) + 2
+        assert len(self.world.coordinator._deadlines) <= len(group.members) + len(group.pending_joins) + 2
 
     def teardown(self) -> None:
         """If everybody falls silent, every request is answered and the group is empty in the end."""

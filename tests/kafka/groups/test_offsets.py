@@ -10,9 +10,10 @@ from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile, StorageFailed
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups import service
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
@@ -48,6 +49,7 @@ class Sidecar:
         self.topics = {"orders": ("id-1", 3), "returns": ("id-2", 3)}
         coordinator = GroupCoordinator(GroupSettings(), lambda: "x")
         self.service = GroupService(coordinator, OffsetStore(self.ledger), self.topics.get, OffsetSettings(), now_s)
+        self.service.recover_at_once(now_s)
 
     def work(self) -> None:
         """Do all disk work."""
@@ -254,4 +256,4 @@ def test_damage_is_named(disk: Disk, key: str, value: bytes) -> None:
     sidecar.ledger.put({key: value})
     sidecar.work()
     with pytest.raises(CorruptFile, match="ledger of groups"):
-        OffsetStore(sidecar.ledger)
+        list(OffsetStore(sidecar.ledger).load())

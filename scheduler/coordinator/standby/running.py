@@ -1,0 +1,153 @@
+"""A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
+
+Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
+then it answers as a host that stands by. Each time that it leads it begins with the state in the metadata store, and
+with nothing of the time before.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from logstore.base.addresses import Address
+from logstore.base.http.server import HttpServer
+from logstore.base.metadata.interface import MetadataStore
+from scheduler.coordinator.dispatch import Dispatch, may_wait
+from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.handlers import RouteHandlers
+from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.metadata.cluster import ClusterMetadata
+from scheduler.coordinator.running import DRAIN_S, ServeSettings
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
+from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
+from scheduler.coordinator.standby.former_database import take_database
+from scheduler.coordinator.standby.front import Front
+from scheduler.coordinator.warm_up import warm_up_planner
+
+
+class ClusterSide(NamedTuple):
+    """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens.
+    `former`: the database of a coordinator that was alone here, if there is one.
+    """
+
+    member: CandidateHost
+    store: MetadataStore
+    advertised: Address | None = None
+    former: Path | None = None
+
+
+class StandingBy:
+    """A host that stands by, or leads; it serves on `address`."""
+
+    def __init__(self, environment: CoordinatorEnvironment, settings: ServeSettings) -> None:
+        self.environment = environment
+        self.address = Address("", 0)
+        self._settings = settings
+        self._clients = settings.security.clients
+        self.front = Front(self._clients, self)
+        self._candidate: Candidate | None = None
+        self._former: Path | None = None
+        self._server = HttpServer(
+            settings.http,
+            self.front,
+            environment.report,
+            may_wait=may_wait,
+            takes_large=self._clients.takes_large,
+            tls=settings.security.tls,
+        )
+
+    async def run(
+        self, cluster: ClusterSide, *, task_status: trio.TaskStatus["StandingBy"] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until drained or cancelled; started when it listens. Raises OSError."""
+        async with trio.open_nursery() as background:
+            async with trio.open_nursery() as front:
+                self.address = await front.start(self._server.serve, self._settings.listen)
+                scheme = "http" if self._settings.security.tls is None else "https"
+                url = f"{scheme}://{cluster.advertised or self.address}"
+                background.start_soon(self.stand, cluster, url)
+                task_status.started(self)
+            background.cancel_scope.cancel()
+
+    async def stand(self, cluster: ClusterSide, url: str) -> None:
+        """Stand by and lead, as who is asked at this URL, until cancelled."""
+        self._former = cluster.former
+        self._candidate = self.front.candidate = Candidate(
+            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report
+        )
+        await self._candidate.run()
+
+    async def _prepare(self) -> None:
+        await warm_up_planner(self.environment.planner, self.environment.report)
+
+    async def _lead(
+        self, metadata: ClusterMetadata, *, task_status: trio.TaskStatus[LeadingCoordinator] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """See candidate.Lead."""
+        stored = await metadata.load()
+        if self._former is not None:
+            stored = await take_database(self._former, metadata, stored, self.environment.report)
+        journal = MetadataJournal(metadata, self.environment.report)
+        coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
+        coordinator.restore(stored)
+        handlers = RouteHandlers(coordinator, self)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(journal.run)
+                nursery.start_soon(coordinator.run)
+                self.front.dispatch = Dispatch(
+                    handlers.operations(), self.environment.report, self._clients, self.front.answered
+                )
+                task_status.started(_Leading(coordinator))
+        finally:
+            self.front.dispatch = None
+
+    async def resign(self) -> None:
+        """Let another host lead, before an end."""
+        if self._candidate is not None:
+            await self._candidate.resign()
+
+    async def drain(self, patience_s: float = DRAIN_S) -> None:
+        """Let another host lead, accept no more requests, and answer those in work."""
+        await self.resign()
+        await self._server.drain(patience_s)
+
+    def answered(self) -> Mapping[tuple[str, int], int]:
+        """See metrics.Traffic."""
+        return self.front.answered
+
+    def connections(self) -> tuple[int, int]:
+        """See metrics.Traffic."""
+        return self._server.connections, self._server.refused
+
+
+class _Leading:
+    """See LeadingCoordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def stop(self) -> None:
+        """See LeadingCoordinator."""
+        self._coordinator.stop()
+
+    async def finish(self) -> None:
+        """See LeadingCoordinator."""
+        self._coordinator.stop()
+        with suppress(StoreError):
+            await self._coordinator.journal.durable()
+
+
+async def stand_by(
+    environment: CoordinatorEnvironment,
+    cluster: ClusterSide,
+    settings: ServeSettings,
+    *,
+    task_status: trio.TaskStatus[StandingBy] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Stand by, and lead when nobody does, until drained or cancelled. Raises StartError, OSError."""
+    settings.security.check(settings.listen)
+    await StandingBy(environment, settings).run(cluster, task_status=task_status)

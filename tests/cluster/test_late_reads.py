@@ -1,0 +1,152 @@
+"""Reads of chunks whose hosts are silent: a Fetch does not wait for them, and gets what they say when they say it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.streams import late_reads
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.late_reads import AWAY_S, LATE_S, QUICK_S, LateReads
+from logstore.engine import StoreEngine
+from logstore.errors import ChunkUnreachable
+from logstore.log.reading import ReadResult
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration, TieredCopy
+from tests.cluster.support import Front, MemoryOwner, NoFiles
+
+RECORDS = 5
+SILENCE_S = 4.5
+
+
+class SilentOwner(MemoryOwner):
+    """An owner whose members are silent for SILENCE_S, and then are away, or answer."""
+
+    is_silent = is_away = False
+    reads = 0
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
+        self.reads += 1
+        if self.is_silent:
+            await trio.sleep(SILENCE_S)
+        if self.is_away:
+            raise ChunkUnreachable("no member has answered")
+        return await super().read_entries(stream, chunk, offset, max_bytes)
+
+
+class Reader:
+    """A Fetch of one stream, and all else that it could do meanwhile."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.owner = SilentOwner()
+        self.front = Front(self.owner)
+        self.woken = trio.Event()
+        files = cast(ReplicaFiles, NoFiles())
+        self.reads = ChunkReads(
+            cast(StoreEngine, None), self.owner, files, self.front.clock, self.front.reports, None, nursery.start_soon
+        )
+
+    async def lead(self) -> None:
+        self.owner.own(self.front.stream)
+        await self.front.tasks.run()
+        for number in range(RECORDS):
+            self.front.append(b"%d" % number)
+            self.owner.ack()
+
+    async def fetch(self, offset: int = 0) -> tuple[ReadResult, float]:
+        """What a read that does not wait gives, and how long it lasts."""
+        begun_s = trio.current_time()
+        found = await self.reads.read(self.front.stream, offset, 1, is_patient=False)
+        return found, trio.current_time() - begun_s
+
+    async def wait_woken(self) -> None:
+        """Wait until something is there."""
+        woken = trio.Event()
+        self.front.stream.add_waiter(woken.set)
+        await woken.wait()
+        self.front.stream.remove_waiter(woken.set)
+
+
+@asynccontextmanager
+async def reader() -> AsyncIterator[Reader]:
+    """See Reader."""
+    async with trio.open_nursery() as nursery:
+        at = Reader(nursery)
+        await at.lead()
+        yield at
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fetch_does_not_wait_for_hosts_that_are_silent(autojump_clock: Any) -> None:
+    """It gets nothing at first, and less time is spent on what else is silent; the stream's waiters are woken when the
+    records are there, and the next Fetch has them. Each place is asked for once meanwhile. Who can wait does.
+    """
+    async with reader() as at:
+        at.owner.is_silent = True
+        nothing, waited_s = await at.fetch()
+        assert (nothing.buffers, nothing.next_offset) == ([], 0)
+        assert waited_s == pytest.approx(LATE_S)
+        for offset, most_s in ((0, 0.0), (3, QUICK_S), (3, 0.0)):
+            nothing, waited_s = await at.fetch(offset)
+            assert not nothing.buffers
+            assert waited_s == pytest.approx(most_s)
+        await at.wait_woken()
+        assert at.owner.reads == 4
+        found, waited_s = await at.fetch()
+        assert (found.next_offset, waited_s) == (1, 0)
+        patient = await at.reads.read(at.front.stream, 2, 1)
+        assert patient.next_offset == 3
+        assert (await at.fetch(3))[0].next_offset == 4
+
+
+async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
+    """Once for each time that all of them were asked; where the tier has the chunk, they are not asked for a while."""
+    async with reader() as at:
+        at.owner.is_silent = at.owner.is_away = True
+        for _ in range(2):
+            assert not (await at.fetch())[0].buffers
+            await at.wait_woken()
+            with pytest.raises(ChunkUnreachable):
+                await at.fetch()
+        at.owner.roll()
+        at.owner.chunks[0].registration = replace(
+            at.owner.chunks[0].registration, tiered=TieredCopy("0" * 16, 0, (0, 0), None)
+        )
+        chunk, late = at.owner.chunks[0].registration, LateReads(at.owner, autojump_clock_spawn)
+        assert await late.entries(at.front.stream, chunk, 0, 1) is None
+        await at.wait_woken()
+        asked = at.owner.reads
+        for offset in range(RECORDS):
+            with pytest.raises(ChunkUnreachable):
+                await late.entries(at.front.stream, chunk, offset, 1)
+        assert at.owner.reads == asked
+        await trio.sleep(AWAY_S)
+        at.owner.is_silent = at.owner.is_away = False
+        assert await late.entries(at.front.stream, chunk, 1, 1) is not None
+
+
+def autojump_clock_spawn(work: Any) -> None:
+    """Run a task beside the test."""
+    trio.lowlevel.spawn_system_task(work)
+
+
+async def test_late_reads_are_few(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose read has no place gets nothing, and has it begun later; answers that nobody asks for again make
+    room.
+    """
+    monkeypatch.setattr(late_reads, "MAX_LATE", 2)
+    async with reader() as at:
+        at.owner.is_silent = True
+        for offset in range(3):
+            assert not (await at.fetch(offset))[0].buffers
+        assert at.owner.reads == 3 + 2
+        await at.wait_woken()
+        assert not (await at.fetch(2))[0].buffers
+        await at.wait_woken()
+        assert at.owner.reads == 3 + 2 + 2

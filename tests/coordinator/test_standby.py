@@ -1,0 +1,494 @@
+"""Coordinators that stand by for each other, in virtual time: whatever becomes of the leader, another goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from logstore.base.addresses import Address
+from logstore.base.http.messages import HttpRequest, HttpResponse
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import LeaseEnded, MetadataUnavailable
+from logstore.base.metadata.held_lease import HeldLease
+from logstore.base.metadata.interface import Committed, Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.state import Update
+from logstore.testing.reports import RecordedReports
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.coordinator.log_events import COORDINATOR_CANNOT_LEAD
+from scheduler.coordinator.running import Security, ServeSettings, make_planner
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.standby.candidate import CANNOT_LEAD_S
+from scheduler.coordinator.standby.running import ClusterSide, StandingBy
+from scheduler.peace.online import Settings
+from scheduler.topology import Topology, racks
+from tests.support.virtual_time import run_virtual
+
+NETWORK = racks([4, 4], 4)
+LEASE_S = 3
+TOKEN = "a-token-of-the-cluster"
+SETTINGS = CoordinatorSettings(Settings(gather_ms=0), host_deadline_ms=10_000, writer_deadline_ms=60_000)
+
+
+class VirtualClock:
+    """Trio's virtual time; each host's wall clock is wrong by some time."""
+
+    def __init__(self, wrong_ms: int) -> None:
+        self._wrong_ms = wrong_ms
+
+    def wall_ms(self) -> int:
+        """See Clock."""
+        return 1_000_000_000 + self._wrong_ms + int(trio.current_time() * 1000)
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return trio.current_time()
+
+
+class HostLife:
+    """A member of the cluster from a start to its end: it holds a lease, and takes another one when that has ended."""
+
+    def __init__(self, name: str, start: str, store: MetadataStore, world: World) -> None:
+        self.coordinator_entry = schema.StoredCoordinator(host=name, start=start)
+        self.reports = RecordedReports()
+        self._store = store
+        self._lease: HeldLease | None = None
+        number = ord(name) - ord("a")
+        environment = CoordinatorEnvironment(
+            world.networks.get(name, NETWORK),
+            make_planner("paper", world.networks.get(name, NETWORK)),
+            VirtualClock(number * 7_000),
+            Random(number),
+            self.reports,
+        )
+        self.standing = StandingBy(
+            environment, ServeSettings(Address("127.0.0.1", 0), SETTINGS, security=world.security)
+        )
+        self.url = f"http://{name}:9880"
+        self.scope = trio.CancelScope()
+
+    @property
+    def lease_id(self) -> int:
+        """See CandidateHost."""
+        return self._lease.lease_id if self._lease is not None and self._lease.held else 0
+
+    async def run(self) -> None:
+        """Until it is killed: its lease is not given back."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.standing.stand, ClusterSide(self, self._store), self.url)
+                while True:
+                    lease = self._lease = HeldLease(_NoFarewell(self._store), LEASE_S)
+                    try:
+                        await lease.run()
+                    except (LeaseEnded, MetadataUnavailable):
+                        await trio.sleep(0.2)
+
+
+class _NoFarewell:
+    """The store of a host that is killed: nobody ends its lease."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else."""
+        return getattr(self._store, name)
+
+    async def revoke_lease(self, lease_id: int) -> None:
+        """See MetadataStore."""
+
+
+class World:
+    """Hosts with coordinators, the metadata store between them, and a client that knows all their addresses."""
+
+    def __init__(self, service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        self.service = service
+        self.hosts: dict[str, HostLife] = {}
+        self.security = Security()
+        self.networks: dict[str, Topology] = {}
+        self._nursery = nursery
+        self._starts = 0
+
+    def start(self, *names: str) -> None:
+        """Start hosts."""
+        for name in names:
+            self._starts += 1
+            life = self.hosts[name] = HostLife(name, f"s{self._starts}", self.service.store(name), self)
+            self._nursery.start_soon(life.run)
+
+    def kill(self, name: str) -> None:
+        """The process of a host ends at once."""
+        self.hosts.pop(name).scope.cancel()
+
+    def leaders(self) -> list[str]:
+        """The hosts that answer as the leader at this moment."""
+        return [
+            name
+            for name, life in self.hosts.items()
+            if life.standing.front.candidate is not None
+            and life.standing.front.candidate.leads
+            and life.standing.front.dispatch is not None
+        ]
+
+    async def leader(self) -> str:
+        """The host that leads, when one does."""
+        while not (found := self.leaders()):  # noqa: ASYNC110  many things may change it
+            await trio.sleep(0.05)
+        assert len(found) == 1, found
+        return found[0]
+
+    async def at(self, name: str, method: str, path: str, body: object = None, **headers: str) -> HttpResponse:
+        """Ask one host."""
+        data = b"" if body is None else json.dumps(body).encode()
+        sent = {"content-type": "application/json", **headers} if data else headers
+        return await self.hosts[name].standing.front(HttpRequest(method, path, sent, data, "10.0.0.9"))
+
+    async def ask(self, method: str, path: str, body: object = None) -> Any:
+        """Ask until a leader answers; gives its answer's value."""
+        while True:
+            for name in list(self.hosts):
+                if name not in self.hosts:
+                    continue
+                answer = await self.at(name, method, path, body)
+                if answer.status == 307:
+                    assert answer.headers["Location"].endswith(path)
+                elif answer.status < 500:
+                    assert answer.status in (200, 201), answer.body
+                    return json.loads(answer.body)
+            await trio.sleep(0.1)
+
+
+def in_a_world(
+    test: Callable[[World], Awaitable[None]], hosts: str = "abc", seed: int = 0, faults: MetadataFaults | None = None
+) -> None:
+    """Run a test in virtual time."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            service = SimulatedMetadata(Random(seed), faults or MetadataFaults(max_delay_s=0.01))
+            await nursery.start(service.serve)
+            world = World(service, nursery)
+            world.start(*hosts)
+            await test(world)
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main, seed=seed)
+
+
+def submission(name: str, writer: str = "r1h1", chunks: int = 3) -> dict[str, Any]:
+    """What a request is made of."""
+    return {"name": name, "writer": writer, "chunks": chunks, "replicas": 2}
+
+
+def checkpoint(seq: int) -> dict[str, Any]:
+    """What is registered of a checkpoint."""
+    return {
+        "sink": "hdfs://nn:9870/c", "epoch": seq, "attempt": f"a{seq}", "state_bytes": 1000, "bases": [],
+        "written_ms": 1, "files": [{"name": f"f{seq}", "bytes": 10, "crc32c": 1, "hosts": ["r1h1"]}],
+    }  # fmt: skip
+
+
+def test_another_one_goes_on_when_the_leader_is_killed() -> None:
+    """Chunks under way stay so, what waits is planned, reports count once, checkpoints are there: within the time of a
+    lease and a look.
+    """
+
+    async def test(world: World) -> None:
+        view = await world.ask("POST", "/v1/requests", submission("one"))
+        await world.ask("PUT", "/v1/units/u.0/checkpoints/1", checkpoint(1))
+        await world.ask("POST", "/v1/requests/one/chunks/0/done", {"attempt": 1})
+        began_s, before = trio.current_time(), await world.leader()
+        world.kill(before)
+        after = await world.leader()
+        assert after != before
+        assert trio.current_time() - began_s <= LEASE_S + 0.5
+        again = await world.ask("GET", "/v1/requests/one")
+        assert {go["chunk"] for go in again["go"]} >= {go["chunk"] for go in view["go"]} - {0}
+        assert (await world.ask("POST", "/v1/requests/one/chunks/0/done", {"attempt": 1}))["counted"] is False
+        assert (await world.ask("GET", "/v1/units/u.0/newest"))["seq"] == 1
+        for chunk in (1, 2):
+            await world.ask("POST", f"/v1/requests/one/chunks/{chunk}/done", {"attempt": 1})
+        assert (await world.ask("GET", "/v1/requests/one"))["state"] == "finished"
+
+    in_a_world(test)
+
+
+def test_who_ends_hands_over_at_once() -> None:
+    """A planned stop costs no lease's time; the host that resigned sends its clients on, and leads no more."""
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/requests", submission("one"))
+        before, began_s = await world.leader(), trio.current_time()
+        await world.hosts[before].standing.resign()
+        assert (await world.at(before, "GET", "/v1/status")).status in (307, 503)
+        after = await world.leader()
+        assert after != before
+        assert trio.current_time() - began_s < 1
+        answer = await world.at(before, "GET", "/v1/status?x=1")
+        assert (answer.status, answer.headers["Location"]) == (307, f"{world.hosts[after].url}/v1/status?x=1")
+        world.kill(after)
+        await trio.sleep(LEASE_S + 1)
+        assert await world.leader() not in (before, after)
+
+    in_a_world(test)
+
+
+def test_a_leader_that_is_cut_off_answers_nothing() -> None:
+    """Its lease in doubt, it says 503, before another host leads; when it is back it follows. Nothing that it knows
+    alone is told, and no host or writer is blamed for the time in which nobody could be heard.
+    """
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/hosts", {"name": "r1h2", "address": "10.0.0.1:1"})
+        before = await world.leader()
+        world.service.cut_off(before)
+        was_silent = False
+        while world.leaders() in ([before], []):
+            was_silent = was_silent or not world.leaders()
+            answer = await world.at(before, "GET", "/v1/status")
+            assert answer.status == (200 if world.leaders() else 503)
+            await trio.sleep(0.05)
+        assert was_silent
+        assert before not in world.leaders()
+        assert (await world.at(before, "GET", "/v1/status")).status == 503
+        assert (await world.at(before, "GET", "/v1/status")).headers["Retry-After"] == "1"
+        status = await world.ask("GET", "/v1/status")
+        assert [host["lost"] for host in status["hosts"]] == [False]
+        world.service.heal(before)
+        await trio.sleep(5)
+        assert (await world.at(before, "GET", "/v1/status")).status == 307
+
+    in_a_world(test)
+
+
+def test_a_store_that_was_away_costs_no_plan() -> None:
+    """The metadata store is away for longer than a lease: the leader says 503, and others still send clients to it.
+    Behind that the plan is whole, and hosts and writers that could not be heard are not given up.
+    """
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/hosts", {"name": "r1h2", "address": "10.0.0.1:1"})
+        view, leader = await world.ask("POST", "/v1/requests", submission("one")), await world.leader()
+        world.service.stop()
+        await trio.sleep(100)
+        for name in world.hosts:
+            expected = 503 if name == leader else 307
+            assert (await world.at(name, "GET", "/v1/status")).status == expected
+        world.service.start()
+        again = await world.ask("GET", "/v1/requests/one")
+        assert (again["state"], again["go"]) == (view["state"], view["go"])
+        assert [host["lost"] for host in (await world.ask("GET", "/v1/status"))["hosts"]] == [False]
+
+    in_a_world(test)
+
+
+def test_who_stands_by_has_health_and_metrics_of_its_own() -> None:
+    """They are asked of every host, and sent nowhere else; one host of all leads."""
+
+    async def test(world: World) -> None:
+        leader = await world.leader()
+        await trio.sleep(1)
+        said = {name: json.loads((await world.at(name, "GET", "/health")).body)["status"] for name in world.hosts}
+        assert said == {name: "ok" if name == leader else "standby" for name in world.hosts}
+        leads = 0
+        for name in world.hosts:
+            text = (await world.at(name, "GET", "/metrics")).body.decode()
+            leads += int(text.split("\ncairn_coordinator_leads ")[1].split("\n")[0])
+        assert leads == 1
+        for life in world.hosts.values():
+            await life.standing.resign()
+        await trio.sleep(1)
+        assert {(await world.at(name, "GET", "/health")).status for name in world.hosts} == {503}
+
+    in_a_world(test)
+
+
+def test_strangers_are_not_told_who_leads() -> None:
+    """Where clients need a token, a host that stands by sends nobody on without it, and answers /health to all."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            service = SimulatedMetadata(Random(0), MetadataFaults())
+            await nursery.start(service.serve)
+            world = World(service, nursery)
+            world.security = Security(token=TOKEN)
+            world.start("a", "b")
+            leader = await world.leader()
+            await trio.sleep(1)
+            (other,) = set(world.hosts) - {leader}
+            refused = await world.at(other, "GET", "/v1/status")
+            assert (refused.status, "Location" in refused.headers) == (401, False)
+            assert (await world.at(other, "GET", "/health")).status == 200
+            sent_on = await world.at(other, "GET", "/v1/status", authorization=f"Bearer {TOKEN}")
+            assert (sent_on.status, sent_on.headers["Location"]) == (307, f"{world.hosts[leader].url}/v1/status")
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_who_cannot_lead_says_why_and_tries_again() -> None:
+    """A state that cannot be read: each host takes its entry away and says what is wrong; when it is mended, a host
+    leads within CANNOT_LEAD_S.
+    """
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/requests", submission("one"))
+        store, bad = world.service.store("x"), f"{schema.COORDINATOR_STATE}hosts/r1h1"
+        await store.commit(Transaction((), (Put(bad, b"?"),)))
+        world.kill(await world.leader())
+        await trio.sleep(2 * LEASE_S)
+        assert not world.leaders()
+        for name, life in world.hosts.items():
+            ((_, fields),) = [one for one in life.reports.events if one[0] == COORDINATOR_CANNOT_LEAD.name]
+            assert "hosts/r1h1" in str(fields["why"])
+            assert (await world.at(name, "GET", "/v1/status")).status == 503
+        await store.commit(Transaction((), (Delete(bad),)))
+        began_s = trio.current_time()
+        await world.leader()
+        assert trio.current_time() - began_s <= CANNOT_LEAD_S + 1
+        assert (await world.ask("GET", "/v1/requests/one"))["state"] == "running"
+
+    in_a_world(test)
+
+
+def test_a_host_replaces_its_former_life_at_once() -> None:
+    """A restart within the lease's time: the host goes on without waiting for its former lease."""
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/requests", submission("one"))
+        world.kill("a")
+        began_s = trio.current_time()
+        world.start("a")
+        assert await world.leader() == "a"
+        assert trio.current_time() - began_s < 1
+        assert (await world.ask("GET", "/v1/requests/one"))["state"] == "running"
+
+    in_a_world(test, "a")
+
+
+def test_a_damaged_entry_is_replaced() -> None:
+    """An entry that nobody can read names no leader: a host puts its own in its place."""
+
+    async def test(world: World) -> None:
+        await world.service.store("x").commit(Transaction((), (Put(schema.LEADER_KEY, b"?"),)))
+        world.start("a")
+        assert await world.leader() == "a"
+
+    in_a_world(test, "")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_nothing_that_was_answered_is_lost(seed: int) -> None:
+    """Hosts are killed, started, cut off, and resign; answers of the metadata store are lost and late. Never do two
+    hosts answer as the leader, no go is told twice with another chain, and at the end every checkpoint and every
+    request that was answered is there.
+    """
+
+    async def test(world: World) -> None:
+        random, checkpoints, gos = Random(seed), list[int](), dict[tuple[str, int, int], list[str]]()
+
+        async def work() -> None:
+            for number in range(40):
+                await world.ask("PUT", f"/v1/units/u/checkpoints/{number + 1}", checkpoint(number + 1))
+                checkpoints.append(number + 1)
+                name = f"r{number}"
+                view = await world.ask("POST", "/v1/requests", submission(name, f"r1h{1 + number % 4}", 2))
+                while view["state"] != "finished":
+                    for go in view["go"]:
+                        chain = gos.setdefault((name, go["chunk"], go["attempt"]), go["hosts"])
+                        assert chain == go["hosts"]
+                        path = f"/v1/requests/{name}/chunks/{go['chunk']}/done"
+                        await world.ask("POST", path, {"attempt": go["attempt"]})
+                    await trio.sleep(random.uniform(0, 0.5))
+                    view = await world.ask("GET", f"/v1/requests/{name}")
+            scope.cancel()
+
+        async def watch() -> None:
+            while True:
+                assert len(world.leaders()) <= 1
+                await trio.sleep(0.01)
+
+        async def harm() -> None:
+            while True:
+                await trio.sleep(random.uniform(0, 4))
+                name = random.choice("abc")
+                match random.randrange(5):
+                    case 0 if name in world.hosts and len(world.hosts) > 1:
+                        world.kill(name)
+                    case 1 if name in world.hosts:
+                        world.service.cut_off(name)
+                    case 2 if name in world.hosts and len(world.hosts) > 1:
+                        await world.hosts[name].standing.resign()
+                        world.kill(name)
+                    case _:
+                        world.service.heal(name)
+                        if name not in world.hosts:
+                            world.start(name)
+
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                nursery.start_soon(watch)
+                nursery.start_soon(harm)
+        for name in "abc":
+            world.service.heal(name)
+        listed = await world.ask("GET", "/v1/units/u/checkpoints")
+        assert sorted(one["seq"] for one in listed["checkpoints"]) == checkpoints
+        assert len(checkpoints) == 40
+        status = await world.ask("GET", "/v1/status")
+        assert status["requests"] == {"finished": 40}
+
+    in_a_world(test, seed=seed, faults=MetadataFaults(max_delay_s=0.05, lost_requests=0.02, lost_answers=0.02))
+
+
+def test_what_the_store_has_of_a_chunk_and_of_a_checkpoint() -> None:
+    """A chunk is written thrice: at its go, at its end, and with the request; what is kept of it goes with the request.
+    A checkpoint is written once. Bytes of keys and values, as docs/metadata.md says.
+    """
+
+    async def test(world: World) -> None:
+        written = [0]
+        install = world.service.install
+
+        def counted(update: Update) -> Committed:
+            written[0] += sum(len(entry.key) + len(entry.value) for entry in update.puts)
+            return install(update)
+
+        def kept() -> int:
+            entries = world.service.state.entries.values()
+            return sum(
+                len(each.key) + len(each.value) for each in entries if each.key.startswith(schema.COORDINATOR_STATE)
+            )
+
+        await world.leader()
+        world.service.install = counted  # type: ignore[method-assign]
+        name = "query-0123456789.p12"
+        await world.ask("POST", "/v1/requests", submission(name, chunks=1))
+        await world.ask("POST", f"/v1/requests/{name}/chunks/0/done", {"attempt": 1})
+        small = (written[0], kept())
+        assert small[0] <= 2_000
+        assert small[1] <= 1_300
+        name = "query-0123456789.p13"
+        await world.ask("POST", "/v1/requests", submission(name, chunks=101))
+        view = await world.ask("GET", f"/v1/requests/{name}")
+        done = 0
+        while view["state"] != "finished":
+            for go in view["go"]:
+                await world.ask("POST", f"/v1/requests/{name}/chunks/{go['chunk']}/done", {"attempt": go["attempt"]})
+                done += 1
+            view = await world.ask("GET", f"/v1/requests/{name}")
+        assert done == 101
+        assert written[0] - 2 * small[0] <= 100 * 850
+        assert kept() - 2 * small[1] <= 100 * 500
+        before = (written[0], kept())
+        for seq in range(1, 11):
+            await world.ask("PUT", f"/v1/units/query-0123456789.12/checkpoints/{seq}", checkpoint(seq))
+        assert written[0] - before[0] <= 10 * 320
+        assert kept() - before[1] <= 10 * 280
+
+    in_a_world(test)
