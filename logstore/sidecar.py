@@ -2,9 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates again, and reads where a
-host of a cluster is, and changes nothing else. What prevents a start is one clear line and status
-2.
+and written down, and the exit status is 0; SIGHUP loads the certificates and the coordinator's network again, and reads
+where a host of a cluster is, and changes nothing else. What prevents a start is one clear line and status 2.
 """
 
 import argparse
@@ -231,7 +230,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), cluster, report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), cluster, coordinators, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -309,17 +308,22 @@ async def _stop_signal(
     signals: AsyncIterator[int],
     certificates: Sequence[ServerTls | None],
     cluster: ClusterPart | None,
+    coordinators: Sequence[Any],
     report: Report,
     nursery: trio.Nursery,
 ) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates and this host's place meanwhile."""
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates, this host's place and the network of its
+    coordinator meanwhile.
+    """
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         loaded = [each for each in certificates if each is not None]
+        for coordinator in coordinators:
+            coordinator.look_again()
         if cluster is not None:
             cluster.read_place_again()
-        elif not loaded:
+        elif not loaded and not coordinators:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))

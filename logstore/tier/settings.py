@@ -25,8 +25,8 @@ class HdfsPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlanAccess:
-    """Who plans the chunks: the coordinator's address and this host's name in its network, the NameNode's plan table,
-    and the files with the tokens of both (empty: none).
+    """Who plans the chunks: the coordinator's address (or several, with commas) and this host's name in its network,
+    the NameNode's plan table, and the files with the tokens of both (empty: none).
     """
 
     coordinator: str
@@ -34,6 +34,10 @@ class PlanAccess:
     host: str
     plans: str
     plan_token_file: str
+    coordinator_ca_file: str = ""
+    """Authorities of the coordinator's certificate; empty: the system's."""
+    coordinator_certificate_file: str = ""
+    """Certificate and key that the coordinator is shown; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ def parse_tier(values: Mapping[str, Any]) -> TierSettings | None:
             values["tier_host"],
             values["tier_plans"],
             values["tier_plan_token_file"],
+            values["tier_coordinator_ca_file"],
+            values["tier_coordinator_certificate_file"],
         )
     )
     if not values["tier_url"]:

@@ -14,6 +14,7 @@ from random import Random, SystemRandom
 from typing import Any, Generic, TypeVar
 
 from scheduler.client import core
+from scheduler.client.addresses import AddressRound, Url, parse_addresses
 from scheduler.client.core import ApiRequest, QueuePlace
 from scheduler.client.errors import RequestCancelled, RequestFailed
 
@@ -113,11 +114,13 @@ class BaseRequest(Generic[GoType]):
 
 
 class BaseClient:
-    """The settings of a client. `token` and `ca_file` are those that the coordinator was started with; in place of the
-    file a context may be given, with a certificate of the client if the coordinator wants one.
+    """The settings of a client. `url`: the coordinator's address, or several with commas between them. `token` and
+    `ca_file` are those that the coordinator was started with; in place of the file a context may be given, with a
+    certificate of the client if the coordinator wants one.
 
-    `timeout_s`: how long connecting, or an answer, may take; `patience_s`: how long a request is sent again from its
-    first failure on; `poll_s`: how long the coordinator holds a request for events. Raises CoordinatorError.
+    `timeout_s`: how long connecting, or an answer, may take, of all addresses together; `patience_s`: how long a
+    request is sent again from its first failure on; `poll_s`: how long the coordinator holds a request for events.
+    Raises CoordinatorError.
     """
 
     def __init__(
@@ -128,14 +131,17 @@ class BaseClient:
         ca_file: Path | str | ssl.SSLContext | None = None,
         timeout_s: float = core.TIMEOUT_S,
         patience_s: float = core.PATIENCE_S,
-        poll_s: float = core.POLL_S,
+        poll_s: float | None = None,
         random: Random | None = None,
     ) -> None:
         self.url = url
-        self.poll_s = poll_s
-        self._at = core.parse_url(url)
+        self._addresses = parse_addresses(url)
+        self._first = 0
+        """The number of the address that a request is sent to first: the last one that answered as a leader does."""
+        usual_s = core.POLL_S if len(self._addresses) == 1 else core.POLL_OF_SEVERAL_S
+        self.poll_s = usual_s if poll_s is None else poll_s
         self._token = None if token is None else token.strip()
-        if not self._at.tls:
+        if not self._addresses[0].tls:
             self._tls = None
         elif isinstance(ca_file, ssl.SSLContext):
             self._tls = ca_file
@@ -153,12 +159,25 @@ class BaseClient:
         """Set the attributes of the subclass."""
         raise NotImplementedError
 
-    def _headers(self, request: ApiRequest) -> dict[str, str]:
-        return request.headers(self._at.authority, self._token)
+    def _headers(self, at: Url, request: ApiRequest) -> dict[str, str]:
+        return request.headers(at.authority, self._token)
+
+    def _round(self, request: ApiRequest, now_s: float) -> AddressRound:
+        return AddressRound(self._addresses, self._first, now_s, self._timeout_s, request.wait_s)
+
+    def _note_leader(self, at: Url) -> None:
+        """This address has answered as a leader does."""
+        self._first = self._addresses.index(at)
+
+    def _note_failure(self, asked: AddressRound) -> None:
+        """No address has answered as a leader does: the next round begins with another one."""
+        if self._first == asked.first:  # else another thread has found the leader meanwhile, or moved on
+            self._first = (self._first + 1) % len(self._addresses)
 
     def _backoff(self, patience_s: float | None) -> core.Backoff:
         return core.Backoff(self._random, self._patience_s if patience_s is None else patience_s)
 
     def _operation(self, request: ApiRequest) -> str:
         """A request as error messages name it."""
-        return f"{request.method} {self.url}{request.path}"
+        where = self.url if len(self._addresses) == 1 else ""
+        return f"{request.method} {where}{request.path}"

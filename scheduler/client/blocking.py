@@ -4,7 +4,7 @@ Invariants:
 * Thread-safe: a connection has one user at a time, and only its user closes it; there are as many connections as
   requests at a time. `goes` of a request is for one thread, the gos are for any.
 * A client survives a lost connection, a restarted coordinator and a full disk: it sends a request again for
-  `patience_s` seconds from the request's first failure on.
+  `patience_s` seconds from the request's first failure on. Of several addresses it finds the one that leads.
 * One daemon thread sends the keep-alives of registered hosts until the client is closed.
 """
 
@@ -16,12 +16,13 @@ from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from scheduler.client import checkpoints, core
+from scheduler.client.addresses import AddressRound, Url
 from scheduler.client.base import BaseClient, BaseGo, BaseRequest
 from scheduler.client.checkpoints import CompleteCheckpoint
-from scheduler.client.core import ApiRequest
+from scheduler.client.core import ApiRequest, CoordinatorAnswer
 from scheduler.client.errors import (
     CoordinatorError,
     CoordinatorRefused,
@@ -29,6 +30,9 @@ from scheduler.client.errors import (
     NotFound,
     NotUnderstood,
 )
+
+SHORTEST_S: Final = 0.001
+"""A socket without any time is one that does not wait: it would fail in another way."""
 
 
 class Go(BaseGo):
@@ -106,7 +110,7 @@ class CoordinatorClient(BaseClient):
     def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._busy: set[HTTPConnection] = set()
-        self._idle: list[HTTPConnection] = []
+        self._idle: dict[Url, list[HTTPConnection]] = {}
         self._keeping = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -131,7 +135,8 @@ class CoordinatorClient(BaseClient):
                     # connection here would not wake that thread.
                     with suppress(OSError):
                         socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
-        self._close_idle()
+        for at in self._addresses:
+            self._close_idle(at)
         keeper = self._keeper
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(self._timeout_s)
@@ -285,38 +290,57 @@ class CoordinatorClient(BaseClient):
         backoff = self._backoff(patience_s)
         while True:
             try:
-                return core.parse_answer(*self._send(request))
+                return self._ask(request)
             except (OSError, HTTPException, CoordinatorUnavailable) as error:
                 delay_s = backoff.after(error, time.monotonic(), self._operation(request))
             if self._closed.wait(delay_s):
                 raise CoordinatorUnavailable(f"{request.method} {request.path}: the client was closed")
 
-    def _send(self, request: ApiRequest) -> tuple[int, bytes]:
+    def _ask(self, request: ApiRequest) -> dict[str, Any]:
+        """Send a request to one address after the other, until one of them answers as a leader does."""
+        asked = self._round(request, time.monotonic())
+        while True:
+            try:
+                answer = core.parse_answer(self._send(asked, request))
+            except (OSError, HTTPException, CoordinatorUnavailable) as error:
+                if not asked.goes_on(error, time.monotonic()) or self._closed.is_set():
+                    self._note_failure(asked)
+                    raise asked.outcome(error) from error.__cause__
+            except CoordinatorRefused:
+                self._note_leader(asked.at)
+                raise
+            else:
+                self._note_leader(asked.at)
+                return answer
+
+    def _send(self, asked: AddressRound, request: ApiRequest) -> CoordinatorAnswer:
         """Send a request on an idle connection, and once more on a new one if the idle one had died."""
         if self._closed.is_set():
             raise CoordinatorError("the client is closed")
         with self._lock:
-            used = self._idle.pop() if self._idle else None
+            idle = self._idle.get(asked.at)
+            used = idle.pop() if idle else None
         try:
-            return self._exchange(used or self._new_connection(), request)
+            return self._exchange(used or self._new_connection(asked), asked, request)
         except (OSError, HTTPException) as error:
-            self._close_idle()  # The others are as old: a restarted coordinator has closed them too.
+            self._close_idle(asked.at)  # The others are as old: a restarted coordinator has closed them too.
             if used is None or isinstance(error, TimeoutError) or self._closed.is_set():
                 raise
-        return self._exchange(self._new_connection(), request)
+        return self._exchange(self._new_connection(asked), asked, request)
 
-    def _exchange(self, connection: HTTPConnection, request: ApiRequest) -> tuple[int, bytes]:
-        """Status and content of the answer, on a connection that no other thread uses; then it is idle, or closed."""
+    def _exchange(self, connection: HTTPConnection, asked: AddressRound, request: ApiRequest) -> CoordinatorAnswer:
+        """The answer, on a connection that no other thread uses; then the connection is idle, or closed."""
         with self._lock:
             self._busy.add(connection)
         reusable = False
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(self._timeout_s + request.wait_s)
+            connection.sock.settimeout(max(SHORTEST_S, asked.limit_s(time.monotonic())))
             if self._closed.is_set():
                 raise CoordinatorError("the client is closed")
-            connection.request(request.method, request.path, request.content() or None, self._headers(request))
+            headers = self._headers(asked.at, request)
+            connection.request(request.method, request.path, request.content() or None, headers)
             answer = connection.getresponse()
             content = answer.read(core.MAX_ANSWER_BYTES + 1)
             if len(content) > core.MAX_ANSWER_BYTES:
@@ -324,23 +348,25 @@ class CoordinatorClient(BaseClient):
             if answer.length:
                 raise IncompleteRead(content, answer.length)
             reusable = not answer.will_close
-            return answer.status, content
+            location, retry_after = (answer.getheader(name, "") for name in ("Location", "Retry-After"))
+            return CoordinatorAnswer(answer.status, content, location, retry_after)
         finally:
             with self._lock:
                 self._busy.discard(connection)
                 reusable = reusable and not self._closed.is_set()
                 if reusable:
-                    self._idle.append(connection)
+                    self._idle.setdefault(asked.at, []).append(connection)
             if not reusable:
                 connection.close()
 
-    def _new_connection(self) -> HTTPConnection:
+    def _new_connection(self, asked: AddressRound) -> HTTPConnection:
+        at, limit_s = asked.at, max(SHORTEST_S, asked.connect_limit_s(time.monotonic()))
         if self._tls is None:
-            return HTTPConnection(self._at.host, self._at.port, timeout=self._timeout_s)
-        return HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout_s, context=self._tls)
+            return HTTPConnection(at.host, at.port, timeout=limit_s)
+        return HTTPSConnection(at.host, at.port, timeout=limit_s, context=self._tls)
 
-    def _close_idle(self) -> None:
+    def _close_idle(self, at: Url) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._idle.pop(at, [])
         for connection in idle:
             connection.close()

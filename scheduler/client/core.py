@@ -9,14 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from scheduler.client.errors import CoordinatorError, CoordinatorUnavailable, NotUnderstood, refusal
+from scheduler.client.addresses import why
+from scheduler.client.errors import CoordinatorUnavailable, LedElsewhere, NotUnderstood, refusal
 
 DEFAULT_URL = "http://127.0.0.1:9880"
-DEFAULT_PORT = 9880
 POLL_S = 30.0
 """How long the coordinator holds a request for events until there are any."""
+POLL_OF_SEVERAL_S = 5.0
+"""The same where it has several addresses: so long it takes at most to notice that the host of the leader is gone."""
 TIMEOUT_S = 10.0
 """How long an answer may take beyond that."""
 PATIENCE_S = 60.0
@@ -26,32 +28,8 @@ MAX_DELAY_S = 2.0
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVES_PER_DEADLINE = 3
 _TOO_SLOW = 408
+_ELSEWHERE = (307, 308)
 _JSON = "application/json"
-
-
-class Url(NamedTuple):
-    """The address of a coordinator."""
-
-    tls: bool
-    host: str
-    port: int
-
-    @property
-    def authority(self) -> str:
-        """The value of the Host header."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_url(text: str) -> Url:
-    """An address of the form http://HOST:PORT or https://HOST:PORT. Raises CoordinatorError."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise CoordinatorError(f"{text!r} is no address of a coordinator: write http://HOST:PORT")
-    return Url(parts.scheme == "https", parts.hostname, DEFAULT_PORT if port is None else port)
 
 
 class ApiRequest(NamedTuple):
@@ -74,6 +52,15 @@ class ApiRequest(NamedTuple):
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return headers
+
+
+class CoordinatorAnswer(NamedTuple):
+    """An answer over HTTP: status, content, and the values of the headers Location and Retry-After, "" if missing."""
+
+    status: int
+    content: bytes
+    location: str = ""
+    retry_after: str = ""
 
 
 class QueuePlace(NamedTuple):
@@ -150,11 +137,14 @@ TOPOLOGY = ApiRequest("GET", "/v1/topology")
 # ---- answers
 
 
-def parse_answer(status: int, content: bytes) -> dict[str, Any]:
+def parse_answer(answer: CoordinatorAnswer) -> dict[str, Any]:
     """The values of an answer.
 
     Raises CoordinatorRefused, CoordinatorUnavailable (the request is worth another try), NotUnderstood.
     """
+    status, content, location, retry_after = answer
+    if status in _ELSEWHERE:
+        raise LedElsewhere(location)
     try:
         value = json.loads(content)
     except ValueError:
@@ -162,7 +152,8 @@ def parse_answer(status: int, content: bytes) -> dict[str, Any]:
     if status >= 500 or status == _TOO_SLOW:
         # The answer may come from a gateway before the coordinator, which has messages of its own.
         message = value.get("error", value) if isinstance(value, dict) else "no words of a coordinator's"
-        raise CoordinatorUnavailable(f"the answer was {status}: {message}")
+        seconds = min(float(retry_after), MAX_DELAY_S) if retry_after.isascii() and retry_after.isdigit() else 0.0
+        raise CoordinatorUnavailable(f"the answer was {status}: {message}", seconds)
     if not isinstance(value, dict):
         raise NotUnderstood(f"the answer (status {status}) is no JSON object: is this a coordinator's address?")
     if status < 300:
@@ -190,9 +181,10 @@ class Backoff:
             # Not from the first try on: the coordinator may have held the request for long, as it was asked to.
             self._end_s = now_s + self._patience_s
         if now_s >= self._end_s:
-            reason = str(error) or error.__cause__ or type(error).__name__
-            raise CoordinatorUnavailable(f"{operation}: {reason}") from error
+            raise CoordinatorUnavailable(f"{operation}: {why(error)}") from error
         delay_s = self._delay_s * (0.5 + self._random.random())
+        if isinstance(error, CoordinatorUnavailable):
+            delay_s = max(delay_s, error.retry_after_s)
         self._delay_s = min(2 * self._delay_s, MAX_DELAY_S)
         return min(delay_s, max(0.0, self._end_s - now_s))
 

@@ -1,6 +1,11 @@
 """The errors of the coordinator's clients; the class says whether the caller must change something or try later."""
 
+from typing import Final
+
 from scheduler.errors import SchedulerError
+
+MAX_SHOWN: Final = 200
+"""Characters of a text from outside."""
 
 
 class CoordinatorError(SchedulerError):
@@ -10,8 +15,21 @@ class CoordinatorError(SchedulerError):
 class CoordinatorUnavailable(CoordinatorError):
     """For as long as the client's patience lasted, the coordinator did not answer or could not store anything.
 
-    The request may have been carried out or not; it is safe to send it again.
+    The request may have been carried out or not; it is safe to send it again. `retry_after_s`: what the answer says of
+    when; 0: nothing.
     """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LedElsewhere(CoordinatorUnavailable):
+    """Who answered does not lead; `location` is what the answer says of who does, "" if nothing."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(f"says that {location[:MAX_SHOWN]!r} leads" if location else "names no leader")
+        self.location = location
 
 
 class NotUnderstood(CoordinatorError):

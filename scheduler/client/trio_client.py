@@ -4,7 +4,7 @@ Invariants:
 * One client serves any number of tasks; a connection has one user at a time, and a call that is cancelled closes its
   connection.
 * A client survives a lost connection, a restarted coordinator and a full disk: it sends a request again for
-  `patience_s` seconds from the request's first failure on.
+  `patience_s` seconds from the request's first failure on. Of several addresses it finds the one that leads.
 * A task of the client sends the keep-alives of registered hosts while the client is open (`async with`).
 """
 
@@ -18,9 +18,10 @@ import h11
 import trio
 
 from scheduler.client import checkpoints, core
+from scheduler.client.addresses import AddressRound, Url
 from scheduler.client.base import BaseClient, BaseGo, BaseRequest
 from scheduler.client.checkpoints import CompleteCheckpoint
-from scheduler.client.core import ApiRequest
+from scheduler.client.core import ApiRequest, CoordinatorAnswer
 from scheduler.client.errors import (
     CoordinatorError,
     CoordinatorRefused,
@@ -30,6 +31,8 @@ from scheduler.client.errors import (
 )
 
 RECEIVE_BYTES = 64 * 1024
+FAILURES = (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.ProtocolError, CoordinatorUnavailable)
+"""What is worth another try, here or at another address."""
 
 
 class TrioGo(BaseGo):
@@ -106,8 +109,8 @@ class _ClientConnection:
         self.stream = stream
         self.http = h11.Connection(h11.CLIENT)
 
-    async def exchange(self, request: ApiRequest, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Send a request; returns status and content of the answer."""
+    async def exchange(self, request: ApiRequest, headers: dict[str, str]) -> CoordinatorAnswer:
+        """Send a request; returns the answer."""
         http = self.http
         data = http.send(h11.Request(method=request.method, target=request.path, headers=list(headers.items())))
         content = request.content()
@@ -115,19 +118,20 @@ class _ClientConnection:
             data = (data or b"") + (http.send(h11.Data(data=content)) or b"")
         data = (data or b"") + (http.send(h11.EndOfMessage()) or b"")
         await self.stream.send_all(data)
-        status, body = 0, bytearray()
+        status, body, found = 0, bytearray(), dict[bytes, str]()
         while True:
             event = http.next_event()
             if event is h11.NEED_DATA:
                 http.receive_data(bytes(await self.stream.receive_some(RECEIVE_BYTES)))
             elif isinstance(event, h11.Response):
                 status = event.status_code
+                found = {name: value.decode("latin-1") for name, value in event.headers}
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > core.MAX_ANSWER_BYTES:
                     raise NotUnderstood(f"an answer of more than {core.MAX_ANSWER_BYTES} bytes")
             elif isinstance(event, h11.EndOfMessage):
-                return status, bytes(body)
+                return CoordinatorAnswer(status, bytes(body), found.get(b"location", ""), found.get(b"retry-after", ""))
             elif not isinstance(event, h11.InformationalResponse):
                 raise trio.BrokenResourceError("the coordinator closed the connection")
 
@@ -143,7 +147,7 @@ class TrioCoordinatorClient(BaseClient):
     """A client for trio. Use it in `async with`, or call `aclose`."""
 
     def _prepare(self) -> None:
-        self._idle: list[_ClientConnection] = []
+        self._idle: dict[Url, list[_ClientConnection]] = {}
         self._keeper: trio.CancelScope | None = None
         self._keeper_ended = trio.Event()
         self._keeping = trio.Lock()
@@ -168,7 +172,8 @@ class TrioCoordinatorClient(BaseClient):
                 self._keeper.cancel()
                 await self._keeper_ended.wait()
                 self._keeper = None
-            await self._close_idle()
+            for at in self._addresses:
+                await self._close_idle(at)
 
     # ---- hosts
 
@@ -320,49 +325,69 @@ class TrioCoordinatorClient(BaseClient):
         backoff = self._backoff(patience_s)
         while True:
             try:
-                return core.parse_answer(*await self._send(request))
-            except (
-                OSError, trio.BrokenResourceError, trio.TooSlowError, h11.ProtocolError, CoordinatorUnavailable
-            ) as error:  # fmt: skip
+                return await self._ask(request)
+            except FAILURES as error:
                 delay_s = backoff.after(error, trio.current_time(), self._operation(request))
             await trio.sleep(delay_s)
 
-    async def _send(self, request: ApiRequest) -> tuple[int, bytes]:
+    async def _ask(self, request: ApiRequest) -> dict[str, Any]:
+        """Send a request to one address after the other, until one of them answers as a leader does."""
+        asked = self._round(request, trio.current_time())
+        while True:
+            try:
+                answer = core.parse_answer(await self._send(asked, request))
+            except FAILURES as error:
+                if not asked.goes_on(error, trio.current_time()):
+                    self._note_failure(asked)
+                    raise asked.outcome(error) from error.__cause__
+            except CoordinatorRefused:
+                self._note_leader(asked.at)
+                raise
+            else:
+                self._note_leader(asked.at)
+                return answer
+
+    async def _send(self, asked: AddressRound, request: ApiRequest) -> CoordinatorAnswer:
         """Send a request on an idle connection, and once more on a new one if the idle one had died."""
         if self._closed:
             raise CoordinatorError("the client is closed")
-        used = self._idle.pop() if self._idle else None
-        with trio.fail_after(self._timeout_s + request.wait_s):
+        idle = self._idle.get(asked.at)
+        used = idle.pop() if idle else None
+        with trio.fail_after(asked.limit_s(trio.current_time())):
             if used is not None:
                 try:
-                    return await self._exchange(used, request)
+                    return await self._exchange(used, asked, request)
                 except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
-                    await self._close_idle()  # The others are as old: a restarted coordinator has closed them too.
-            return await self._exchange(await self._new_connection(), request)
+                    await self._close_idle(asked.at)  # The others are as old: a restarted coordinator has closed them.
+            return await self._exchange(await self._new_connection(asked), asked, request)
 
-    async def _exchange(self, connection: _ClientConnection, request: ApiRequest) -> tuple[int, bytes]:
-        """Status and content of the answer, on a connection that no other task uses; then it is idle, or closed."""
+    async def _exchange(
+        self, connection: _ClientConnection, asked: AddressRound, request: ApiRequest
+    ) -> CoordinatorAnswer:
+        """The answer, on a connection that no other task uses; then the connection is idle, or closed."""
         reusable = False
         try:
-            answer = await connection.exchange(request, self._headers(request))
+            answer = await connection.exchange(request, self._headers(asked.at, request))
             reusable = connection.reuse() and not self._closed
             return answer
         finally:
             if reusable:
-                self._idle.append(connection)
+                self._idle.setdefault(asked.at, []).append(connection)
             else:
                 await trio.aclose_forcefully(connection.stream)
 
-    async def _close_idle(self) -> None:
-        while self._idle:
-            await trio.aclose_forcefully(self._idle.pop().stream)
+    async def _close_idle(self, at: Url) -> None:
+        idle = self._idle.pop(at, [])
+        while idle:
+            await trio.aclose_forcefully(idle.pop().stream)
 
-    async def _new_connection(self) -> _ClientConnection:
-        with trio.fail_after(self._timeout_s):
-            plain = await trio.open_tcp_stream(self._at.host, self._at.port)
+    async def _new_connection(self, asked: AddressRound) -> _ClientConnection:
+        at = asked.at
+        with trio.fail_after(asked.connect_limit_s(trio.current_time())):
+            plain = await trio.open_tcp_stream(at.host, at.port)
             if self._tls is None:
                 return _ClientConnection(plain)
-            stream = trio.SSLStream(plain, self._tls, server_hostname=self._at.host, https_compatible=True)
+            stream = trio.SSLStream(plain, self._tls, server_hostname=at.host, https_compatible=True)
             try:
                 await stream.do_handshake()
             except BaseException:

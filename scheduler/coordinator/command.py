@@ -1,8 +1,8 @@
 """`cairn coordinate`: run one coordinator.
 
-Invariants: SIGHUP loads the certificates again. At SIGTERM or SIGINT the listener closes, waiting clients are answered,
-recorded changes are stored, and the exit status is 0; a start that is not complete is abandoned. An error that prevents
-a start is one clear line, and the exit status is 2.
+Invariants: SIGHUP loads certificates and network again. At SIGTERM or SIGINT the listener closes, waiting clients are
+answered, recorded changes are stored, and the exit status is 0; a start that is not complete is abandoned. An error
+that prevents a start is one clear line, and the exit status is 2.
 """
 
 import argparse
@@ -10,7 +10,9 @@ import gc
 import resource
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -19,13 +21,16 @@ import trio
 from logstore.base.addresses import parse_address
 from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.errors import CairnError
+from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.http.messages import HttpSettings
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
+from logstore.base.tls import ServerTls
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from scheduler.coordinator.metadata.interface import BlockingMetadata
+from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
@@ -40,7 +45,6 @@ from scheduler.coordinator.running import (
 )
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import Mode, Settings
-from scheduler.topology.description import load_topology
 
 START_FAILED = 2
 DESCRIPTORS_BESIDE_CONNECTIONS = 64
@@ -49,7 +53,9 @@ DESCRIPTORS_BESIDE_CONNECTIONS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `cairn coordinate` its flags."""
     defaults, http, scheduling = CoordinatorSettings(), HttpSettings(), Settings()
-    parser.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the network, TOML or JSON")
+    parser.add_argument(
+        "--topology", type=Path, required=True, metavar="FILE", help="the network; followed when it changes"
+    )
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="where it keeps its state")
     parser.add_argument(
         "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it serves (default %(default)s)"
@@ -117,14 +123,14 @@ def main(arguments: argparse.Namespace) -> int:
         settings = parse(arguments)
         seed = SystemRandom().getrandbits(64) if arguments.seed is None else arguments.seed
         clock = SystemClock()
-        topology = load_topology(arguments.topology)
-        planner = make_planner(arguments.planner, topology)
         reporter = Reporter(clock)
+        network = NetworkFile(arguments.topology, partial(make_planner, arguments.planner), reporter)
+        topology, planner = network.read()
         environment = CoordinatorEnvironment(topology, planner, clock, Random(seed), reporter)  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
             environment.report(STARTING, planner=planner.name, hosts=len(topology.servers), seed=seed)
-            trio.run(_run, environment, metadata, settings, arguments.data_dir, reporter)
+            trio.run(_run, environment, metadata, settings, network, arguments.data_dir, reporter)
     except* (CairnError, OSError) as failures:
         for failure in leaves(failures):
             print(f"cairn: {sentence(failure)}", file=sys.stderr)
@@ -172,6 +178,7 @@ async def _run(
     environment: CoordinatorEnvironment,
     metadata: BlockingMetadata,
     settings: ServeSettings,
+    network: NetworkFile,
     data_dir: Path,
     reporter: Reporter,
 ) -> None:
@@ -179,23 +186,26 @@ async def _run(
         background.start_soon(reporter.run, trio.sleep)
         if settings.security.tls is not None:
             background.start_soon(follow_certificates, settings.security.tls, environment.clock, reporter)
-        await _serve_until_signal(environment, metadata, settings, data_dir)
+        start = partial(serve, environment, metadata, settings, network)
+        await _serve_until_signal(start, environment.report, settings.security.tls, network, data_dir)
         background.cancel_scope.cancel()
     reporter.flush(is_end=True)
     reporter(STOPPED)
 
 
 async def _serve_until_signal(
-    environment: CoordinatorEnvironment, metadata: BlockingMetadata, settings: ServeSettings, data_dir: Path
+    serve_network: Callable[..., Awaitable[None]],
+    report: Report,
+    tls: ServerTls | None,
+    network: NetworkFile,
+    data_dir: Path,
 ) -> None:
-    tls = settings.security.tls
-    numbers = (signal.SIGTERM, signal.SIGINT, *(() if tls is None else (signal.SIGHUP,)))
-    with trio.open_signal_receiver(*numbers) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             started: list[RunningCoordinator] = []
 
             async def start() -> None:
-                running: RunningCoordinator = await nursery.start(serve, environment, metadata, settings)
+                running: RunningCoordinator = await nursery.start(serve_network)
                 if nursery.cancel_scope.cancel_called:
                     return
                 started.append(running)
@@ -205,10 +215,12 @@ async def _serve_until_signal(
 
             nursery.start_soon(start)
             async for number in signals:
-                if number == signal.SIGHUP and tls is not None:
-                    await reload_certificates(tls, environment.report, force=True)
+                if number == signal.SIGHUP:
+                    network.look_again()
+                    if tls is not None:
+                        await reload_certificates(tls, report, force=True)
                     continue
-                environment.report(STOPPING, signal=signal.Signals(number).name)
+                report(STOPPING, signal=signal.Signals(number).name)
                 if not started:
                     nursery.cancel_scope.cancel()
                 for running in started:

@@ -26,6 +26,10 @@ class StartError(SchedulerError):
     """The coordinator cannot start with these settings; the message says what to change."""
 
 
+class PlanNotMoved(SchedulerError):
+    """The present plan cannot go on with another network. It goes on with the one that it had."""
+
+
 class StoreError(SchedulerError):
     """A change could not be stored. No client was notified of it."""
 

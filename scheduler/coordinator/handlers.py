@@ -33,9 +33,11 @@ class RouteHandlers:
         self._coordinator = coordinator
         self._traffic = traffic
         self._document = document()
-        topology = coordinator.environment.topology
-        self._topology = topology_view(topology)
-        self._checkpoints = CheckpointHandlers(coordinator.checkpoints, coordinator.hosts, topology)
+        self._topology: tuple[Topology, dict[str, Any]] | None = None
+        """The network whose view was made last, and the view."""
+        self._checkpoints = CheckpointHandlers(
+            coordinator.checkpoints, coordinator.hosts, lambda: coordinator.environment.topology
+        )
 
     def operations(self) -> Mapping[str, Operation]:
         """Handlers by the operations' names."""
@@ -174,7 +176,10 @@ class RouteHandlers:
         }  # fmt: skip
 
     async def _get_topology(self, call: ApiCall) -> Reply:
-        return Reply(OK, self._topology)
+        topology = self._coordinator.environment.topology
+        if self._topology is None or self._topology[0] is not topology:
+            self._topology = (topology, topology_view(topology))
+        return Reply(OK, self._topology[1])
 
     async def _get_document(self, call: ApiCall) -> Reply:
         return Reply(OK, self._document)

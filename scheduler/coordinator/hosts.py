@@ -2,10 +2,11 @@
 
 A host that never registered counts as available: the topology names it, and it may run no client of Cairn.
 
-Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none; only hosts of the topology.
+Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none. What is known of a host that
+the topology has no more is kept, and counts again when the topology has it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from logstore.base.fields import nearest, shown
@@ -33,14 +34,24 @@ class Hosts:
         self._addresses = dict(addresses)
         self._records: dict[str, HostRecord] = {}
         self._deadlines: dict[str, int] = {}
+        self._left: set[str] = set()
 
     def restore(self, records: Collection[HostRecord], now_ms: int) -> None:
-        """Restore stored hosts; registered ones get a full deadline. Hosts outside the topology are dropped."""
-        for record in records:
-            if record.name in self._addresses:
-                self._records[record.name] = record
-                if record.registered:
-                    self._deadlines[record.name] = now_ms + self.deadline_ms
+        """Restore stored hosts; registered ones get a full deadline."""
+        self._records.update({record.name: record for record in records})
+        self._begin_deadlines(now_ms)
+
+    def change_topology(self, addresses: Mapping[str, str | None], now_ms: int) -> None:
+        """The topology has these hosts from now on; registered ones that return to it get a full deadline."""
+        self._left = (self._left | set(self._addresses)) - set(addresses)
+        self._addresses = dict(addresses)
+        self._deadlines = {name: end_ms for name, end_ms in self._deadlines.items() if name in addresses}
+        self._begin_deadlines(now_ms)
+
+    def _begin_deadlines(self, now_ms: int) -> None:
+        for record in self.known():
+            if record.registered:
+                self._deadlines.setdefault(record.name, now_ms + self.deadline_ms)
 
     def register(self, name: str, address: str | None, now_ms: int) -> HostRecord:
         """Register a host, new or returned. Raises ApiError if the topology has no such host."""
@@ -87,9 +98,17 @@ class Hosts:
         """The record of a host of the topology."""
         return self._records.get(name) or HostRecord(name)
 
+    def has_left(self, name: str) -> bool:
+        """Whether the topology had this host, and has it no more."""
+        return name in self._left
+
+    def lost(self, names: Iterable[str]) -> list[str]:
+        """Those of these hosts that are lost, or were when they left the topology."""
+        return [name for name in names if self.record(name).lost]
+
     def known(self) -> list[HostRecord]:
-        """The records of all hosts that ever registered or were lost, by name."""
-        return [self._records[name] for name in sorted(self._records)]
+        """The records of all hosts of the topology that ever registered or were lost, by name."""
+        return [self._records[name] for name in sorted(self._records) if name in self._addresses]
 
     def address(self, name: str) -> str | None:
         """The address of a host: from its registration, else from the topology."""
@@ -97,7 +116,7 @@ class Hosts:
 
     def is_lost(self, name: str) -> bool:
         """Whether a host is lost; a host outside the topology is not."""
-        return self.record(name).lost
+        return name in self._addresses and self.record(name).lost
 
     def names_by_address(self) -> Callable[[str], str]:
         """A function from a host's name or address to its name; what is unknown stays as it is.

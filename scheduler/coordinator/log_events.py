@@ -26,6 +26,11 @@ STORE_WORKS_AGAIN: Final = LogEvent("store_works_again")
 PLAN_REBUILT: Final = LogEvent("plan_rebuilt", Level.WARNING)
 PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.ERROR)
 
+# ---- the network
+
+TOPOLOGY_LOADED: Final = LogEvent("topology_loaded")
+TOPOLOGY_UNUSABLE: Final = LogEvent("topology_unusable", Level.WARNING)
+
 # ---- coordinators of a cluster
 
 COORDINATOR_LEADS: Final = LogEvent("coordinator_leads")

@@ -26,6 +26,7 @@ from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
@@ -90,11 +91,19 @@ class ServeSettings:
 class RunningCoordinator:
     """A coordinator that serves on `address`."""
 
-    def __init__(self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch) -> None:
+    def __init__(
+        self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch, network: NetworkFile | None
+    ) -> None:
         self.address = Address("", 0)
         self.coordinator = coordinator
         self.server = server
         self._dispatch = dispatch
+        self._network = network
+
+    def look_again(self) -> None:
+        """Read the file with the network again soon."""
+        if self._network is not None:
+            self._network.look_again()
 
     async def resign(self) -> None:
         """Nothing: no other host can lead."""
@@ -134,10 +143,13 @@ async def serve(
     environment: CoordinatorEnvironment,
     blocking: BlockingMetadata,
     settings: ServeSettings,
+    network: NetworkFile | None = None,
     *,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; reports the running coordinator. Raises StartError, StoreError, OSError."""
+    """Serve until drained or cancelled; reports the running coordinator. `network`: the file of the environment's
+    network, which is followed. Raises StartError, StoreError, OSError.
+    """
     settings.security.check(settings.listen)
     metadata = MetadataOnThreads(blocking)
     stored = await metadata.load()
@@ -157,10 +169,12 @@ async def serve(
         takes_large=clients.takes_large,
         tls=settings.security.tls,
     )
-    running = traffic.of = RunningCoordinator(server, coordinator, dispatch)
+    running = traffic.of = RunningCoordinator(server, coordinator, dispatch, network)
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)
+        if network is not None:
+            background.start_soon(network.follow, coordinator.change_network)
         async with trio.open_nursery() as front:
             running.address = await front.start(server.serve, settings.listen)
             task_status.started(running)

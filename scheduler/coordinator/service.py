@@ -23,7 +23,7 @@ from logstore.base.events import Report
 from logstore.base.fields import shown
 from scheduler.coordinator.checkpoints.service import CheckpointService
 from scheduler.coordinator.deadlines import chunk_deadline_ms
-from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
+from scheduler.coordinator.errors import ApiError, PlanNotMoved, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
 from scheduler.coordinator.journal import MetadataJournal
@@ -260,6 +260,30 @@ class Coordinator:
             if name in self.registry.requests and not self.registry.requests[name].state.ended:
                 self.environment.report(REQUEST_HAS_A_PATH_AGAIN, request=name)
 
+    async def change_network(self, topology: Topology, planner: Planner) -> EventOutcome:
+        """Go on with another network, as `OnlineScheduler.on_network` says; returns what came of it.
+
+        Raises StoreError while nothing can be changed, PlanNotMoved if the plan does not go on there: it goes on here.
+        """
+        await self._ready()
+        lost = self.hosts.lost(topology.index)
+        try:
+            scheduler = self._scheduler.on_network(topology, planner, self.environment.random, lost, self.now_ms())
+        except Exception as error:
+            self.environment.report(REQUEST_CRASHED, operation="topology", trace="".join(format_exception(error)))
+            raise PlanNotMoved(f"the plan cannot go on with {topology.name}: {error!r}") from error
+
+        def move() -> EventOutcome:
+            self.environment = replace(self.environment, topology=topology, planner=planner)
+            self.hosts.change_topology({server.name: server.address for server in topology.servers}, self.now_ms())
+            self.chunk_deadline_ms = self.settings.chunk_deadline_ms or chunk_deadline_ms(topology)
+            self._scheduler = scheduler
+            return scheduler.restored
+
+        outcome = self._change(move)
+        await self._wait_durable()
+        return outcome
+
     def stop(self) -> None:
         """Answer all waiting clients, because the service ends."""
         self._stopping = True
@@ -376,6 +400,7 @@ class Coordinator:
 
     async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[RequestEntry, bool]:
         """Take the report that a chunk could not be moved; returns its request, and whether the report counted."""
+        suspects = tuple(suspect for suspect in suspects if not self.hosts.has_left(suspect))
         for suspect in suspects:
             self.hosts.check(suspect, "suspects")
         return await self._report(

@@ -125,6 +125,11 @@ class Topology:
         return tuple(map(tuple, lists))
 
     @cached_property
+    def link_index(self) -> dict[tuple[str, str], int]:
+        """The numbers of links by the names of their ends."""
+        return {(link.source, link.target): number for number, link in enumerate(self.links)}
+
+    @cached_property
     def tree(self) -> Tree | None:
         """The switches as a tree, if they are one: all connected, each connection both ways, and no rings.
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
 from scheduler.client import CoordinatorClient, CoordinatorError
-from scheduler.client.core import parse_url
+from scheduler.client.addresses import parse_addresses
 from scheduler.hdfs.errors import PlanTableError
 from scheduler.hdfs.plan_table import PlanTable
 from spe_adapter.checkpoint.directory_sink import DirectorySink
@@ -38,10 +38,10 @@ class CheckpointSettings:
 
     `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (webhdfs:// means the same; the port is WebHDFS's);
     `user`: HDFS's user; `plans`, `plans_token_file`: the NameNode's plan table; `coordinator`,
-    `coordinator_token_file`: Peace's coordinator; `coordinator_ca_file`: the authorities of its certificate, in place
-    of the system's; `coordinator_certificate_file`: certificate and key that it is shown, where it wants them; `host`:
-    this host's name in its topology, ANY_HOST for the name that each host gives itself; `replicas`: of each chunk;
-    `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
+    `coordinator_token_file`: Peace's coordinator, by one address or several with commas; `coordinator_ca_file`: the
+    authorities of its certificate, in place of the system's; `coordinator_certificate_file`: certificate and key that
+    it is shown, where it wants them; `host`: this host's name in its topology, ANY_HOST for the name that each host
+    gives itself; `replicas`: of each chunk; `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
     """
 
     sink: str
@@ -107,7 +107,7 @@ def _check_addresses(plans: str, coordinator: str) -> None:
         if plans:
             PlanTable(plans, "").close()
         if coordinator:
-            parse_url(coordinator)
+            parse_addresses(coordinator)
     except PlanTableError as error:
         raise CheckpointUrlRefused(f"plans={plans!r}, the plan table: {error}") from error
     except CoordinatorError as error:

@@ -86,7 +86,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     settings.add_argument("--checkpoint-user", help="HDFS's user (cairn)")
     settings.add_argument("--checkpoint-plans", metavar="URL", help="the NameNode's plan table, http://HOST:PORT")
     settings.add_argument("--checkpoint-plans-token", metavar="FILE", help="the file with its token")
-    settings.add_argument("--checkpoint-coordinator", metavar="URL", help="Peace's coordinator, http://HOST:PORT")
+    settings.add_argument("--checkpoint-coordinator", metavar="URL[,URL]", help="Peace's coordinator, http://HOST:PORT")
     settings.add_argument("--checkpoint-coordinator-token", metavar="FILE", help="the file with its token")
     settings.add_argument("--checkpoint-coordinator-ca", metavar="FILE", help="authorities of its certificate, PEM")
     settings.add_argument(

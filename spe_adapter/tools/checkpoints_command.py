@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (every, show, verify, again, remove):
         action.add_argument("--sink", help="where they are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
         action.add_argument("--user", default="cairn", help="HDFS's user (default: %(default)s)")
-        action.add_argument("--coordinator", metavar="URL", help="the coordinator with the registry, http://HOST:PORT")
+        action.add_argument(
+            "--coordinator", metavar="URL[,URL]", help="the coordinator with the registry, http://HOST:PORT"
+        )
         action.add_argument("--token-file", default="", help="the file with the coordinator's token")
         action.add_argument("--ca-file", default="", help="authorities of the coordinator's certificate, PEM")
         action.add_argument("--certificate-file", default="", help="certificate and key to show the coordinator, PEM")

@@ -10,7 +10,9 @@ from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.streams.replicated_stream import MAX_WAITING_BYTES
 from logstore.kafka.groups.generations import (
     MAX_ENTRY_BYTES,
+    MAX_KEY,
     PREFIX,
+    REJOINED,
     KeptGenerations,
     decode_generation,
     encode_generation,
@@ -244,6 +246,116 @@ async def test_a_static_member_whose_new_id_was_not_kept_in_a_session_is_gone() 
     assert again.joining.result().error is ErrorCode.coordinator_not_available
     host.world.advance(SESSION_MS / 1000 + 1)
     assert not host.world.group.members
+
+
+async def formed_large(owners: Owners, host: Host, members: int = 30, prefix: str = "i/") -> list[Client]:
+    """A group of static members, each with a kilobyte, whose generation is kept."""
+    clients = [Client(host.world, f"c{number}", instance=f"{prefix}{number}") for number in range(members)]
+    for client in clients:
+        client.protocols = (Protocol("range", subscription("orders") + bytes(1000)),)
+        client.join()
+    host.world.advance(1.0)
+    ask_for_assignments(clients)
+    ack(owners)
+    assert clients[0].sync().syncing.result().assignment == clients[0].member_id.encode()
+    return clients
+
+
+def rejoin(owners: Owners, client: Client) -> tuple[Client, str]:
+    """The process of a static member is started again; with the id that the former one has."""
+    again = Client(client.world, client.name, instance=client.instance)
+    again.protocols = client.protocols
+    again.join()
+    ack(owners)
+    again.joined()
+    return again, client.member_id
+
+
+async def test_a_static_member_of_a_large_group_costs_its_own_bytes() -> None:
+    """However large the group is. The next coordinators know the new id, fence the former one, and go on so, also the
+    leader; with the next generation all of that is one entry again.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = await formed_large(owners, host)
+    for number in (0, 7, 7):
+        put_bytes = host.ledger.span_bytes
+        clients[number], former = rejoin(owners, clients[number])
+        assert host.ledger.span_bytes - put_bytes < 3_000
+        host = await coordinate(owners)
+        for client in clients:
+            client.world = host.world
+            assert client.heartbeat() is ErrorCode.none
+            assert client.sync().syncing.result().assignment.startswith(b"i/")
+        assert host.world.coordinator.heartbeat(GROUP, 1, former, clients[number].instance, host.world.now_s) is (
+            ErrorCode.fenced_instance_id
+        )
+        assert host.world.group.leader_id == clients[0].member_id
+    assert len(dict(host.ledger.items(REJOINED))) == 2
+    clients[0].protocols = (Protocol("range", subscription("orders") + bytes(900)),)
+    for client in clients:
+        client.join()
+    ask_for_assignments(clients)
+    ack(owners)
+    assert len(dict(host.ledger.items(REJOINED))) == 0
+    host = await coordinate(owners)
+    assert {member.member_id for member in host.world.group.members.values()} == {each.member_id for each in clients}
+
+
+async def test_an_instance_with_a_long_name_is_kept_with_its_group() -> None:
+    """Keys are bounded: the ledger takes none above 64 KiB."""
+    owners = Owners()
+    clients = await formed_large(owners, await coordinate(owners), members=12, prefix="i" * MAX_KEY)
+    again, former = rejoin(owners, clients[1])
+    again.world = (host := await coordinate(owners)).world
+    assert again.heartbeat() is ErrorCode.none
+    assert former not in host.world.group.members
+    assert dict(host.ledger.items(REJOINED)) == {}
+
+
+async def test_entries_of_members_take_no_more_than_that_of_their_group() -> None:
+    """However often they are started again; without members there are none."""
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = await formed_large(owners, host)
+    whole_bytes, most, times = len(host.entries[PREFIX + GROUP]), 0, 0
+    for _ in range(3):
+        for number, client in enumerate(clients):
+            clients[number], _ = rejoin(owners, client)
+            rejoined_bytes = sum(len(value) for _, value in host.ledger.items(REJOINED))
+            times += rejoined_bytes == 0
+            most = max(most, rejoined_bytes)
+    assert 0 < most <= 1.1 * whole_bytes
+    assert 0 < times <= 4
+    clients[0], _ = rejoin(owners, clients[0])
+    for client in clients:
+        assert client.leave() is ErrorCode.none
+    ack(owners)
+    assert dict(host.ledger.items()) == {}
+
+
+async def test_what_a_host_of_an_earlier_version_has_written_counts() -> None:
+    """It coordinated in between, and knows no entries of members: those that are left say nothing of what it wrote. So
+    do those that cannot be read, of another generation, and of instances that the group has not.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = await formed_large(owners, host)
+    known = dict(host.entries)
+    (again, former) = rejoin(owners, clients[3])
+    ((key, value),) = host.ledger.items(REJOINED)
+    for whole, beside, expected in (
+        (known[PREFIX + GROUP].replace(b'"rejoined":true,', b""), value, former),
+        (known[PREFIX + GROUP], value.replace(b'"generation":1', b'"generation":2'), former),
+        (known[PREFIX + GROUP], value.replace(b'"v":1', b'"v":2'), former),
+        (known[PREFIX + GROUP], value[:-1], former),
+        (known[PREFIX + GROUP], value.replace(b'"i/3"', b'"i/x"'), former),
+        (known[PREFIX + GROUP], value, again.member_id),
+    ):
+        host.ledger.put({PREFIX + GROUP: whole, key: beside})
+        ack(owners)
+        host = await coordinate(owners)
+        assert host.world.group.static["i/3"] == expected
 
 
 async def test_joins_that_fail_put_nobody_in_front_of_who_was_told() -> None:

@@ -22,6 +22,9 @@ from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
 from logstore.testing.reports import RecordedReports
 from tests.cluster.support import Front, MemoryOwner
 
+REQUEST_TIMEOUT_S = 30
+"""How long clients wait for an answer, with defaults."""
+
 
 async def led(max_in_flight: int = 100, config: TopicConfig | None = None) -> tuple[Front, MemoryOwner]:
     """A stream that this host leads."""
@@ -155,7 +158,8 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_room() -> 
 
 async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_at_the_end() -> None:
     """An unknown producer's first batch is refused when the window is about to end. The second one comes behind that:
-    it waits for the first, for FIRST_S at most. Another producer does not.
+    it waits for the first, for FIRST_S at most: so long the answer to the first may wait behind others of the client's
+    connection. Another producer does not.
     """
     front, owner = await led(max_in_flight=1)
     for _ in range(9):
@@ -175,6 +179,7 @@ async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_
     for producer_id, sequence in ((3, 0), (3, 1), (5, 1)):
         front.append(b"%d" % producer_id, producer_id=producer_id, sequence=sequence)
         owner.ack()
+    assert FIRST_S >= REQUEST_TIMEOUT_S
     front.clock.advance(round(1000 * FIRST_S) - 100)
     with pytest.raises(NotEnoughReplicas):
         front.append(b"early", producer_id=4, sequence=1)

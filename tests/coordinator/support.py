@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scheduler.topology import Topology, racks
@@ -75,13 +76,16 @@ def raw(url: str, *pieces: bytes, end: bool = True) -> bytes:
 
 
 class Reply(NamedTuple):
-    """What a stand-in answers; `claimed`: the length that it says; `close`: it goes away afterwards, unannounced."""
+    """What a stand-in answers; `claimed`: the length that it says; `close`: it goes away afterwards, unannounced;
+    `headers`: more of them.
+    """
 
     status: int = 200
     value: object = None
     body: bytes | None = None
     claimed: int | None = None
     close: bool = False
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
@@ -99,6 +103,8 @@ def stand_in(answer: Callable[[str], Reply]) -> Iterator[str]:
             body = json.dumps(reply.value).encode() if reply.body is None else reply.body
             self.send_response(reply.status)
             self.send_header("Content-Length", str(len(body) if reply.claimed is None else reply.claimed))
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
             self.close_connection = reply.close

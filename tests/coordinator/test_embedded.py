@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +22,13 @@ from scheduler.coordinator import embedded
 from tests.coordinator.support import topology_file
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
+from tests.support.waiting import until
 
 
 def test_one_host_runs_both(tmp_path: Path) -> None:
-    """The ready line names the coordinator; its state is in the sidecar's directory, and outlives a kill -9."""
+    """The ready line names the coordinator; its state is in the sidecar's directory, and outlives a kill -9. At SIGHUP
+    it reads its network again.
+    """
     path, _ = topology_file(tmp_path)
     with Sidecar(tmp_path / "data", "--coordinate", str(path), "--coordinator", "127.0.0.1:0") as sidecar:
         with CoordinatorClient(coordinator_of(sidecar)) as client:
@@ -35,6 +40,9 @@ def test_one_host_runs_both(tmp_path: Path) -> None:
             again = client.submit("r1h1", chunks=1, name="one")
             assert [go.done() for go in again.goes()] == [True]
             assert write.name == again.name
+            topology_file(tmp_path, (4, 5))
+            os.kill(sidecar.pid, signal.SIGHUP)
+            until(lambda: len(client.topology()["servers"]) == 9, sidecar.log)
         assert sidecar.terminate() == 0
     assert (tmp_path / "data/coordinator/coordinator.db").exists()
 

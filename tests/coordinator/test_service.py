@@ -72,10 +72,11 @@ async def coordinator(
     planner: Planner | None = None,
     chunk_deadline_ms: int | None = None,
     gather_ms: int = GATHER_MS,
+    network: Topology = NETWORK,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
     journal = MetadataJournal(MetadataOnThreads(metadata, off_load), ignore)
-    environment = CoordinatorEnvironment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
+    environment = CoordinatorEnvironment(network, planner or make_planner("paper", network), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
     found = Coordinator(environment, chosen, journal)

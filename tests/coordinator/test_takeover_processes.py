@@ -13,6 +13,7 @@ import pytest
 
 from logstore.testing.cluster import Cluster
 from logstore.testing.ports import free_ports
+from scheduler.client import CoordinatorClient
 from tests.coordinator.support import Answer, ask, topology_file
 from tests.metadata.support import needs_etcd
 from tests.support.waiting import until
@@ -116,6 +117,23 @@ def test_another_host_goes_on_with_the_plan(tmp_path: Path) -> None:
             found.cluster[leader].start()
         for name in ("one", "two"):
             finish(found, name)
+
+
+def test_a_writer_with_all_addresses_goes_on(tmp_path: Path) -> None:
+    """A client that knows the hosts writes through two losses of the leader: without an error, and each chunk once."""
+    with coordinators(tmp_path) as found, CoordinatorClient(",".join(found.urls.values())) as client:
+        client.register("r2h4", "10.0.0.4")
+        write = client.submit(writer="r1h1", chunks=12)
+        done: list[int] = []
+        for go in write.goes():
+            if len(done) in (2, 7):
+                leader = found.leader()
+                found.cluster[leader].kill()
+                found.cluster[leader].start()
+            assert go.done()
+            done.append(go.chunk)
+        assert sorted(done) == list(range(12))
+        client.alive("r2h4")
 
 
 def test_a_planned_stop_and_an_etcd_that_is_away(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from logstore.log.stream_state import AppendTicket
 
 ON_THE_WAY_S: Final = 0.05
 """Longer than a client needs to read an answer; less than clients wait before they send again, 80 ms with defaults."""
-FIRST_S: Final = 2.0
-"""Longer than clients wait before they send again, a second at most with defaults."""
+FIRST_S: Final = 30.0
+"""As long as clients wait for an answer, with defaults: that to a refused batch may wait behind others of the same
+connection, of streams that are slow or lack members. A client that gives the batch up goes on in another epoch."""
 MAX_FIRST: Final = 1_000
 
 

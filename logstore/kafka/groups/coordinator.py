@@ -253,7 +253,7 @@ class GroupCoordinator:
         else:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
-        kept = self._generations.keep(group, now_s)
+        kept = self._generations.keep_member(group, member, now_s)
         kept.add_callback(partial(self._replaced, group, member, ticket, answer))
 
     def _replaced(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from logstore.kafka.groups.group import ConsumerGroup
+from logstore.kafka.groups.members import GroupMember
 from logstore.log.ticket import Ticket
 
 
@@ -25,6 +26,9 @@ class GenerationLog(Protocol):
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """Keep a group as it is now. The ticket settles when the generation is durable, or may not be; never fails."""
 
+    def keep_member(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> Ticket[KeepResult]:
+        """Keep a static member that has another id now, in a generation that is kept. The ticket as of `keep`."""
+
     def forget(self, group_id: str) -> None:
         """The group has no members any more."""
 
@@ -39,6 +43,10 @@ class NothingKept:
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """See GenerationLog."""
         return Ticket.succeeded(KeepResult(now_s, is_durable=True))
+
+    def keep_member(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> Ticket[KeepResult]:
+        """See GenerationLog."""
+        return self.keep(group, now_s)
 
     def forget(self, group_id: str) -> None:
         """See GenerationLog."""

@@ -6,6 +6,9 @@ Invariants:
 * The new id of a static member is durable before its client is told, but in a rebalance: there it is told with the
   generation, which is kept later. So an instance id's member id that an entry does not have may be newer, and its
   client is asked to join; former ids are in the entry, and fenced.
+* The new id of a static member is a small entry beside that of its group, if the group is large: such entries take no
+  more than the group's own, and go with it, in one put. They count if the group's entry says so and is of the same
+  generation: a host of an earlier version, which does not know them, writes whole entries that do not say so.
 * Whoever reads a generation has its members as they were: ids, protocols with metadata, assignments, timeouts.
 * A group without members has no entry. A generation above MAX_ENTRY_BYTES is not kept, and the one before it is gone
   before its members are told: the next coordinator knows neither, and they join again. So do those of an entry that
@@ -16,7 +19,8 @@ Source: Kafka's GroupMetadataManager (GroupMetadataValue), which keeps the same 
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -29,9 +33,24 @@ from logstore.kafka.groups.offsets import OffsetLedger
 from logstore.log.ticket import Ticket
 
 PREFIX: Final = "members/"
+REJOINED: Final = "rejoined/"
 VERSION: Final = 1
+LARGE_BYTES: Final = 16 << 10
+"""The members of a group that take more have entries of their own when they have joined again. Others are not worth it.
+"""
+MAX_KEY: Final = 4096
+"""Characters of an entry's key, with names of a group and of an instance that no client has to have."""
 MAX_ENTRY_BYTES: Final = 1 << 20
 """Of one group: a thousand members with 700 bytes each. An entry is written anew with each generation."""
+
+
+@dataclass(slots=True)
+class _LargeEntry:
+    """The entry of a group whose members may have entries of their own. `rejoined_bytes`: of all that were put."""
+
+    generation_id: int
+    size_bytes: int
+    rejoined_bytes: int = 0
 
 
 class KeptGenerations:
@@ -41,44 +60,88 @@ class KeptGenerations:
         self._ledger = ledger
         self._clock = clock
         self._puts = 0
-        self._keys = {key: self._puts for key, _ in ledger.items(PREFIX)}
-        """Those that may have an entry, each with the number of its last put."""
+        self._keys: dict[str, dict[str, int]] = {}
+        """By group: the keys that may have an entry, each with the number of its last put."""
+        self._large: dict[str, _LargeEntry] = {}
+        for prefix in (PREFIX, REJOINED):
+            for key, _ in ledger.items(prefix):
+                self._keys.setdefault(_group_of(key), {})[key] = 0
 
     def groups(self) -> Iterator[ConsumerGroup | None]:
         """See GenerationLog."""
+        rejoined: dict[str, list[bytes]] = {}
+        for key, value in self._ledger.items(REJOINED):
+            rejoined.setdefault(_group_of(key), []).append(value)
         for key, value in self._ledger.items(PREFIX):
-            yield decode_generation(unquote(key.removeprefix(PREFIX)), value)
+            group_id = _group_of(key)
+            beside = rejoined.get(group_id, [])
+            group, is_large = _decoded(group_id, value, beside)
+            if group is not None and is_large:
+                self._large[group_id] = _LargeEntry(group.generation_id, len(value), sum(map(len, beside)))
+            yield group
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """See GenerationLog."""
-        key, value = _key(group.group_id), _encoded(group)
-        if value is None and key not in self._keys:
+        group_id, value = group.group_id, _encoded(group)
+        changes: dict[str, bytes | None] = dict.fromkeys(self._keys.get(group_id, {}))
+        if value is not None:
+            changes[_key(group_id)] = value
+        if not changes:
             return Ticket.succeeded(KeepResult(now_s, is_durable=True))
-        kept: Ticket[KeepResult] = Ticket()
+        self._large.pop(group_id, None)
+        if value is not None and _is_large(group):
+            self._large[group_id] = _LargeEntry(group.generation_id, len(value))
+        return self._kept(group_id, self._put(group_id, changes))
 
-        def settle(written: Ticket[None]) -> None:
-            kept.succeed(KeepResult(self._clock.monotonic_s(), is_durable=written.error is None))
-
-        self._put(key, value).add_callback(settle)
-        return kept
+    def keep_member(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> Ticket[KeepResult]:
+        """See GenerationLog."""
+        group_id, large = group.group_id, self._large.get(group.group_id)
+        value = _dumped({"v": VERSION, "generation": group.generation_id, "member": _member_fields(member)})
+        is_known = large is not None and large.generation_id == group.generation_id
+        key = f"{REJOINED}{quote(group_id, safe='')}/{quote(member.instance_id or '', safe='')}"
+        if large is None or not is_known or large.rejoined_bytes + len(value) > large.size_bytes or len(key) > MAX_KEY:
+            return self.keep(group, now_s)
+        large.rejoined_bytes += len(value)
+        return self._kept(group_id, self._put(group_id, {key: value}))
 
     def forget(self, group_id: str) -> None:
         """See GenerationLog."""
-        key = _key(group_id)
-        if key in self._keys:
-            self._put(key, None)
+        self._large.pop(group_id, None)
+        if group_id in self._keys:
+            self._put(group_id, dict.fromkeys(self._keys[group_id]))
 
-    def _put(self, key: str, value: bytes | None) -> Ticket[None]:
+    def _kept(self, group_id: str, written: Ticket[None]) -> Ticket[KeepResult]:
+        kept: Ticket[KeepResult] = Ticket()
+
+        def settle(written: Ticket[None]) -> None:
+            if written.error is not None:
+                self._large.pop(group_id, None)  # what the ledger has is not known
+            kept.succeed(KeepResult(self._clock.monotonic_s(), is_durable=written.error is None))
+
+        written.add_callback(settle)
+        return kept
+
+    def _put(self, group_id: str, changes: Mapping[str, bytes | None]) -> Ticket[None]:
         self._puts += 1
-        number = self._keys[key] = self._puts
-        written = self._ledger.put({key: value})
-        if value is None:  # one that fails is tried again with the group's next change
-            written.add_callback(partial(self._removed, key, number))
+        number = self._puts
+        self._keys.setdefault(group_id, {}).update(dict.fromkeys(changes, number))
+        written = self._ledger.put(changes)
+        gone = [key for key, value in changes.items() if value is None]
+        if gone:  # one that fails is tried again with the group's next change
+            written.add_callback(partial(self._removed, group_id, gone, number))
         return written
 
-    def _removed(self, key: str, number: int, written: Ticket[None]) -> None:
-        if written.error is None and self._keys.get(key) == number:
-            del self._keys[key]
+    def _removed(self, group_id: str, gone: Iterable[str], number: int, written: Ticket[None]) -> None:
+        keys = self._keys.get(group_id, {})
+        for key in gone:
+            if written.error is None and keys.get(key) == number:
+                del keys[key]
+        if not keys:
+            self._keys.pop(group_id, None)
+
+
+def _is_large(group: ConsumerGroup) -> bool:
+    return group.size_bytes > LARGE_BYTES
 
 
 def _encoded(group: ConsumerGroup) -> bytes | None:
@@ -92,33 +155,73 @@ def encode_generation(group: ConsumerGroup) -> bytes:
     """The entry of a group whose members have their assignments."""
     entry = {
         "v": VERSION,
+        **({"rejoined": True} if _is_large(group) else {}),
         "type": group.protocol_type,
         "protocol": group.protocol_name,
         "generation": group.generation_id,
         "leader": group.leader_id,
         "members": [_member_fields(member) for member in group.members.values()],
     }
-    return json.dumps(entry, separators=(",", ":")).encode()
+    return _dumped(entry)
 
 
 def decode_generation(group_id: str, value: bytes) -> ConsumerGroup | None:
     """The group of an entry; None if it cannot be read."""
+    return _decoded(group_id, value, ())[0]
+
+
+def _decoded(group_id: str, value: bytes, rejoined: Iterable[bytes]) -> tuple[ConsumerGroup | None, bool]:
+    """The group of an entry, None if it cannot be read, with the entries of its members if they count; and whether they
+    do.
+    """
     try:
         entry = json.loads(value)
         if entry["v"] != VERSION:
-            return None
+            return None, False
+        generation_id, leader_id = _number(entry["generation"]), _text(entry["leader"])
         found = [_member(fields) for fields in _list(entry["members"])]
+        is_large = entry.get("rejoined") is True
+        if is_large:
+            leader_id = _rejoin(found, leader_id, generation_id, rejoined)
         group = ConsumerGroup.formed(
             group_id,
             protocol_type=_text(entry["type"]),
             protocol_name=_text(entry["protocol"]),
-            generation_id=_number(entry["generation"]),
-            leader_id=_text(entry["leader"]),
+            generation_id=generation_id,
+            leader_id=leader_id,
             members=found,
         )
     except (ValueError, KeyError, TypeError):
+        return None, False
+    is_whole = len(group.members) == len(found) > 0 and group.leader_id in group.members
+    return (group, is_large) if is_whole else (None, False)
+
+
+def _rejoin(members: list[GroupMember], leader_id: str, generation_id: int, rejoined: Iterable[bytes]) -> str:
+    """Put static members that have joined again in the places of those that they were; returns the leader's id."""
+    places = {member.instance_id: place for place, member in enumerate(members) if member.instance_id is not None}
+    for value in rejoined:
+        member = _rejoined(value, generation_id)
+        if member is not None and member.instance_id is not None and member.instance_id in places:
+            place = places[member.instance_id]
+            leader_id = member.member_id if members[place].member_id == leader_id else leader_id
+            members[place] = member
+    return leader_id
+
+
+def _rejoined(value: bytes, generation_id: int) -> GroupMember | None:
+    """The member of an entry; None if it is of another generation, or cannot be read: then the client joins again."""
+    try:
+        entry = json.loads(value)
+        if entry["v"] != VERSION or _number(entry["generation"]) != generation_id:
+            return None
+        return _member(entry["member"])
+    except (ValueError, KeyError, TypeError):
         return None
-    return group if len(group.members) == len(found) > 0 and group.leader_id in group.members else None
+
+
+def _dumped(entry: Mapping[str, object]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode()
 
 
 def _member_fields(member: GroupMember) -> Mapping[str, object]:
@@ -175,3 +278,8 @@ def _bytes(value: object) -> bytes:
 
 def _key(group_id: str) -> str:
     return PREFIX + quote(group_id, safe="")
+
+
+def _group_of(key: str) -> str:
+    """The group's id in a key of either kind."""
+    return unquote(key.split("/")[1])

@@ -3,7 +3,7 @@
 Invariants: handlers make no decisions; every answer is one that the tables of `interface` describe.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +19,9 @@ CREATED = 201
 
 
 class CheckpointHandlers:
-    """The operations of the interface on the registry of checkpoints."""
+    """The operations of the interface on the registry of checkpoints. `topology` gives the present network."""
 
-    def __init__(self, service: CheckpointService, hosts: Hosts, topology: Topology) -> None:
+    def __init__(self, service: CheckpointService, hosts: Hosts, topology: Callable[[], Topology]) -> None:
         self._service = service
         self._hosts = hosts
         self._topology = topology
@@ -59,7 +59,7 @@ class CheckpointHandlers:
 
     async def _near_hosts(self, call: ApiCall) -> Reply:
         unit, limit = call.parameters["unit"], call.query["limit"]
-        newest, total, choices = self._service.hosts(unit, self._topology, self._hosts)
+        newest, total, choices = self._service.hosts(unit, self._topology(), self._hosts)
         shown = [
             {
                 "host": choice.host,

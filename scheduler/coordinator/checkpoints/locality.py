@@ -33,7 +33,7 @@ class RackDistances:
     """The shortest ways between the racks of a network; each rack's are computed once."""
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+        self.topology = topology
         self._from: dict[int, dict[int, int]] = {}
 
     def between(self, source: int, target: int) -> int | None:
@@ -50,10 +50,10 @@ class RackDistances:
             distance, switch = heapq.heappop(waiting)
             if switch not in found:
                 found[switch] = distance
-                for hop in self._topology.hops[switch]:
+                for hop in self.topology.hops[switch]:
                     if hop.target not in found:
                         heapq.heappush(waiting, (distance + hop.cost, hop.target))
-        return {rack: found[rack] for rack in self._topology.racks if rack in found}
+        return {rack: found[rack] for rack in self.topology.racks if rack in found}
 
 
 def hosts_by_nearness(

@@ -97,7 +97,7 @@ class CheckpointService:
         """
         newest = self.registry.newest(unit)
         files = list(self.registry.recovery_files(newest))
-        if self._distances is None:
+        if self._distances is None or self._distances.topology is not topology:
             self._distances = RackDistances(topology)
         choices = hosts_by_nearness(files, topology, self._distances, hosts.is_lost, hosts.names_by_address())
         return newest, sum(file.bytes for file in files), choices

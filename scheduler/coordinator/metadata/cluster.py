@@ -30,9 +30,10 @@ from logstore.base.metadata.interface import (
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.interface import Change
+from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
 
-LIMIT_BYTES: Final = 128 << 20
-"""Of keys and values; etcd holds 2 GiB unless it is set, with what was replaced since the last compaction."""
+LIMIT_BYTES: Final = 64 << 20
+"""Of keys and values: a takeover reads and checks some 10 MB a second."""
 TRIES: Final = 3
 """Of a transaction whose answer is lost, in one call; the store has tried all endpoints in each."""
 UNSURE: Final = "this host is not sure that its coordinator leads: the metadata store has not confirmed its lease"
@@ -56,8 +57,15 @@ class Leadership(NamedTuple):
 class ClusterMetadata:
     """See Metadata. `load` comes first."""
 
-    def __init__(self, store: MetadataStore, leadership: Leadership, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        leadership: Leadership,
+        off_load: OffLoad = in_a_thread,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
         self._store = store
+        self._off_load = off_load
         self._leadership = leadership
         self._limit_bytes = limit_bytes
         self._head_revision = ABSENT
@@ -95,7 +103,9 @@ class ClusterMetadata:
         self._sizes, self._bytes = {}, 0
         for key, value in stored.items():
             self._note_put(key, len(value))
-        return entries.entries(stored)
+        found: dict[str, str] = {}
+        await self._off_load(lambda: found.update(entries.entries(stored)))
+        return found
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """See Metadata. Raises LeadershipLost too."""

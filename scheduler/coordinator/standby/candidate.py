@@ -32,6 +32,7 @@ from scheduler.coordinator.log_events import (
     COORDINATOR_LEADS_NO_MORE,
 )
 from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership
+from scheduler.coordinator.metadata.on_threads import OffLoad
 
 LOOK_S: Final = 0.2
 """Between two looks at the entry while nothing is heard of it: this host may have become a member meanwhile."""
@@ -83,7 +84,14 @@ class Candidate:
     """
 
     def __init__(
-        self, member: CandidateHost, store: MetadataStore, url: str, prepare: Prepare, lead: Lead, report: Report
+        self,
+        member: CandidateHost,
+        store: MetadataStore,
+        url: str,
+        prepare: Prepare,
+        lead: Lead,
+        report: Report,
+        off_load: OffLoad,
     ) -> None:
         self._member = member
         self._store = store
@@ -92,6 +100,7 @@ class Candidate:
         self._is_prepared = False
         self._lead = lead
         self._report = report
+        self._off_load = off_load
         self._view = MetadataView(store, schema.LEADER_KEY)
         self._leading: LeadingCoordinator | None = None
         self._revision = ABSENT
@@ -192,7 +201,7 @@ class Candidate:
     async def _lead_while(self, revision: int, lease_id: int) -> None:
         """Lead while the entry has this revision."""
         self._revision, self._lease_id = revision, lease_id
-        metadata = ClusterMetadata(self._store, Leadership(revision, self._is_sure))
+        metadata = ClusterMetadata(self._store, Leadership(revision, self._is_sure), self._off_load)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._wait_replaced, revision, metadata, nursery.cancel_scope)

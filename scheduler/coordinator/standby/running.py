@@ -1,12 +1,15 @@
 """A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
 
 Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
-then it answers as a host that stands by. Each time that it leads it begins with the state in the metadata store, and
-with nothing of the time before.
+then it answers as a host that stands by. The state is read on a thread: this host serves others meanwhile, and holds
+its lease. Each time that it leads it begins with the state in the metadata store, and
+with nothing of the time before. A host that stands by follows the file of its network as the leader does, so that it
+leads with the network that the file has by then.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +23,17 @@ from scheduler.coordinator.errors import StoreError
 from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.cluster import ClusterMetadata
+from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
+from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import DRAIN_S, ServeSettings
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
 from scheduler.coordinator.standby.former_database import take_database
 from scheduler.coordinator.standby.front import Front
 from scheduler.coordinator.warm_up import warm_up_planner
+from scheduler.peace.online.records import EventOutcome
+from scheduler.peace.plan import Planner
+from scheduler.topology import Topology
 
 
 class ClusterSide(NamedTuple):
@@ -42,8 +50,18 @@ class ClusterSide(NamedTuple):
 class StandingBy:
     """A host that stands by, or leads; it serves on `address`."""
 
-    def __init__(self, environment: CoordinatorEnvironment, settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        environment: CoordinatorEnvironment,
+        settings: ServeSettings,
+        network: NetworkFile | None = None,
+        off_load: OffLoad = in_a_thread,
+    ) -> None:
         self.environment = environment
+        self._network = network
+        self._off_load = off_load
+        self._coordinator: Coordinator | None = None
+        """While this host leads."""
         self.address = Address("", 0)
         self._settings = settings
         self._clients = settings.security.clients
@@ -69,6 +87,8 @@ class StandingBy:
                 scheme = "http" if self._settings.security.tls is None else "https"
                 url = f"{scheme}://{cluster.advertised or self.address}"
                 background.start_soon(self.stand, cluster, url)
+                if self._network is not None:
+                    background.start_soon(self._network.follow, self.change_network)
                 task_status.started(self)
             background.cancel_scope.cancel()
 
@@ -76,7 +96,7 @@ class StandingBy:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
         self._former = cluster.former
         self._candidate = self.front.candidate = Candidate(
-            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report
+            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report, self._off_load
         )
         await self._candidate.run()
 
@@ -91,8 +111,12 @@ class StandingBy:
         if self._former is not None:
             stored = await take_database(self._former, metadata, stored, self.environment.report)
         journal = MetadataJournal(metadata, self.environment.report)
-        coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
-        coordinator.restore(stored)
+        environment = self.environment
+        coordinator = Coordinator(environment, self._settings.coordinator, journal)
+        await self._off_load(lambda: coordinator.restore(stored))
+        if self.environment is not environment:
+            raise StoreError("the network has changed meanwhile: the state is read again")
+        self._coordinator = coordinator
         handlers = RouteHandlers(coordinator, self)
         try:
             async with trio.open_nursery() as nursery:
@@ -103,7 +127,20 @@ class StandingBy:
                 )
                 task_status.started(_Leading(coordinator))
         finally:
-            self.front.dispatch = None
+            self.front.dispatch = self._coordinator = None
+
+    async def change_network(self, topology: Topology, planner: Planner) -> EventOutcome:
+        """Lead with another network from now on; see network_file.Apply."""
+        coordinator, outcome = self._coordinator, EventOutcome()
+        if coordinator is not None:
+            outcome = await coordinator.change_network(topology, planner)
+        self.environment = replace(self.environment, topology=topology, planner=planner)
+        return outcome
+
+    def look_again(self) -> None:
+        """Read the file with the network again soon."""
+        if self._network is not None:
+            self._network.look_again()
 
     async def resign(self) -> None:
         """Let another host lead, before an end."""
@@ -145,9 +182,12 @@ async def stand_by(
     environment: CoordinatorEnvironment,
     cluster: ClusterSide,
     settings: ServeSettings,
+    network: NetworkFile | None = None,
     *,
     task_status: trio.TaskStatus[StandingBy] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Stand by, and lead when nobody does, until drained or cancelled. Raises StartError, OSError."""
+    """Stand by, and lead when nobody does, until drained or cancelled. `network`: the file of the environment's
+    network, which is followed. Raises StartError, OSError.
+    """
     settings.security.check(settings.listen)
-    await StandingBy(environment, settings).run(cluster, task_status=task_status)
+    await StandingBy(environment, settings, network).run(cluster, task_status=task_status)

@@ -98,6 +98,10 @@ class Continuous:
         """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
+    def counted_done(self) -> list[ChunkAttempt]:
+        """Chunks that are done and still count: there are no timesteps."""
+        return []
+
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored: there are no timesteps."""
 

@@ -53,6 +53,7 @@ def new_job(topology: Topology, settings: Settings, submission: Submission) -> T
         writer = host_number(topology, "writer", submission.writer)
     job = TransferJob(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
     job.sources = _sources(topology, submission, kind)
+    job.writer_name, job.source_names = submission.writer, submission.sources
     job.priority = submission.priority
     return job
 
@@ -119,6 +120,7 @@ def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Tra
         record.chunks,
     )
     known = topology.index
+    job.writer_name, job.source_names = record.writer, record.sources
     job.sources = tuple(tuple(known[name] for name in names if name in known) for names in record.sources)
     job.priority = record.priority
     job.sequence = record.sequence

@@ -122,7 +122,8 @@ class TransferJob:
 
     __slots__ = (
         *("attempts", "avoid", "chunks", "done", "flights", "kind", "name", "placement", "priority", "rank"),
-        *("reason", "sequence", "sources", "state", "submitted_ms", "units", "waiting", "writer", "_unit_of"),
+        *("reason", "sequence", "source_names", "sources", "state", "submitted_ms", "units", "waiting", "writer"),
+        *("writer_name", "_unit_of"),
     )
 
     def __init__(self, name: str, kind: TransferKind, writer: int, placement: Placement, chunks: int) -> None:
@@ -131,6 +132,9 @@ class TransferJob:
         self.writer = writer
         self.placement = placement
         self.chunks = chunks
+        self.writer_name: str | None = None
+        self.source_names: tuple[tuple[str, ...], ...] = ()
+        """As submitted, with hosts that the network has no more: no copy goes to a source that returns."""
         self.sources: tuple[tuple[int, ...], ...] = ()
         self.priority = self.sequence = self.submitted_ms = 0
         self.rank: Rank = (0, 0)

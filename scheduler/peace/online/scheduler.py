@@ -9,7 +9,7 @@ Invariants:
   called. Gathered events are in no record: `restore` plans all waiting chunks at once.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -178,7 +178,7 @@ class OnlineScheduler:
                 self._place_last(job)
             hosts = self._hosts_of(job)
             job.chunks = chunks
-            job.sources = job.sources[:chunks]
+            job.sources, job.source_names = job.sources[:chunks], job.source_names[:chunks]
             for host in hosts - self._hosts_of(job):
                 self._of_host[host].discard(job)
             job.sort(self._lost)
@@ -255,6 +255,21 @@ class OnlineScheduler:
         """
         scheduler = cls(topology, planner, settings, random)
         scheduler._restore(records, lost_hosts, now_ms)
+        return scheduler
+
+    def on_network(
+        self, topology: Topology, planner: Planner, random: Random, lost_hosts: Collection[str], now_ms: int
+    ) -> "OnlineScheduler":
+        """The same plan on another network, as `restore` makes it; this scheduler is as it was, and is used no more.
+
+        Chunks in flight keep their tokens, as far as their hosts and links are where they were; tokens that the network
+        lacks are paid first. All other chunks are revoked and planned again, and requests whose writer, or last source
+        of a chunk, is gone end.
+        """
+        scheduler = OnlineScheduler(topology, planner, self._settings, random)
+        scheduler._chunk_ms = self._chunk_ms
+        scheduler._sequence = self._sequence
+        scheduler._restore(self._records(), lost_hosts, max(now_ms, self._now_ms), self._policy.step)
         return scheduler
 
     # ---- one event
@@ -454,7 +469,26 @@ class OnlineScheduler:
 
     # ---- from the records
 
-    def _restore(self, records: Iterable[RequestRecord | ChunkRecord], lost: Collection[str], now_ms: int) -> None:
+    def _records(self) -> Iterator[RequestRecord | ChunkRecord]:
+        """Everything that `_restore` needs. The chain of a chunk that is done is left out where it counts no more."""
+        counted = {(flight.job, flight.chunk): flight for flight in self._policy.counted_done()}
+        for job in dict.fromkeys([*self._jobs.values(), *(job for job, _ in counted)]):
+            yield request_record(self._topology, job)
+            for chunk, attempt in job.attempts.items():
+                flight = job.flights.get(chunk) or counted.get((job, chunk))
+                if flight is not None:
+                    yield chunk_record(self._topology, flight, flight.since_ms)
+                else:
+                    state = ChunkState.DONE if chunk in job.done else ChunkState.WAITING
+                    yield ChunkRecord(job.name, chunk, attempt, state.value, (), (), self._now_ms, 0)
+
+    def _restore(
+        self,
+        records: Iterable[RequestRecord | ChunkRecord],
+        lost: Collection[str],
+        now_ms: int,
+        step: int = 0,
+    ) -> None:
         requests: dict[str, RequestRecord] = {}
         chunks: dict[tuple[str, int], ChunkRecord] = {}
         for record in records:
@@ -464,7 +498,7 @@ class OnlineScheduler:
                 chunks[record.request, record.chunk] = record
         self._begin(max([now_ms, *(record.submitted_ms for record in requests.values())]))
         jobs = {name: intake.job_of(self._topology, self._settings, record) for name, record in requests.items()}
-        self._policy.resume_at(max((chunk.step for chunk in chunks.values()), default=0))
+        self._policy.resume_at(max([step, *(chunk.step for chunk in chunks.values())]))
         for chunk in sorted(chunks.values(), key=lambda record: (record.request, record.chunk)):
             if chunk.request in jobs:
                 self._resume(jobs[chunk.request], chunk)

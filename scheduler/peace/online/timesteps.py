@@ -87,6 +87,10 @@ class Timesteps:
         """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
+    def counted_done(self) -> list[ChunkAttempt]:
+        """Chunks that are done and still count: those of the running timestep."""
+        return self._done
+
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored, in this timestep."""
         self.step = step

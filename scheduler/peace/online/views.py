@@ -64,7 +64,7 @@ def status_of(view: SchedulerView) -> Status:
             HostStatus(server.name, number in view.lost, at_host[number])
             for number, server in enumerate(topology.servers)
         ),
-        requests=tuple(_request_status(topology, job) for job in active),
+        requests=tuple(map(_request_status, active)),
         in_flight=tuple(InFlight(go_of(topology, flight), flight.since_ms) for flight in flights),
         uses=_uses(topology, flights),
         head=reservation[0] if reservation is not None else None,
@@ -72,12 +72,12 @@ def status_of(view: SchedulerView) -> Status:
     )
 
 
-def _request_status(topology: Topology, job: TransferJob) -> RequestStatus:
+def _request_status(job: TransferJob) -> RequestStatus:
     return RequestStatus(
         name=job.name,
         state=job.state,
         kind=job.kind,
-        writer=topology.servers[job.writer].name if job.writer >= 0 else None,
+        writer=job.writer_name,
         priority=job.priority,
         done=len(job.done),
         in_flight=len(job.flights),

@@ -1,6 +1,7 @@
 """Random lives of an online scheduler, as a Hypothesis state machine over `world.World`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -29,6 +30,22 @@ def _deep() -> Topology:
     return Topology(servers, links, switches=["top", "a", "b", "a1", "a2", "b1"], name="deep")
 
 
+@st.composite
+def networks_like(draw: st.DrawFn, base: Topology) -> Topology:
+    """This network, changed: half of the servers at the least are there, every link is."""
+    count = len(base.servers)
+    kept = draw(st.lists(st.sampled_from(base.servers), min_size=(count + 1) // 2, max_size=count, unique=True))
+    numbers, racks_of_base = st.sampled_from([None, None, 1, 2, 3]), sorted({server.rack for server in base.servers})
+    moves = st.sampled_from([None, None, None, *racks_of_base])
+
+    def changed(server: Server) -> Server:
+        send, receive, rack = draw(numbers), draw(numbers), draw(moves)
+        return replace(server, send=send or server.send, receive=receive or server.receive, rack=rack or server.rack)
+
+    links = [replace(link, capacity=draw(numbers) or link.capacity) for link in draw(st.permutations(base.links))]
+    return Topology(list(map(changed, kept)), links, switches=base.switches, name=base.name)
+
+
 NETWORKS = {
     "tight": racks([2, 3], 1, send=1),
     "rack": racks([5], 1),
@@ -52,6 +69,7 @@ class Machine(RuleBasedStateMachine):
     """Writers, readers, failures, lost hosts and restarts; the world checks every step."""
 
     world: World
+    network: Topology
 
     @initialize(
         network=st.sampled_from(sorted(NETWORKS)),
@@ -78,6 +96,7 @@ class Machine(RuleBasedStateMachine):
         topology = NETWORKS[network]
         settings = Settings(mode, fraction, stragglers, 12, 6, 3, 3, 50, tries, gather_ms=gather_ms)
         chosen = planner if topology.tree is not None else PaperPlanner
+        self.network = topology
         self.world = World(topology, chosen, settings, seed)
         self.names = 0
 
@@ -165,14 +184,19 @@ class Machine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         """A host is lost, if enough are left."""
         hosts = self._hosts()
-        if len(self.world.lost) < 3 and len(hosts) > 2:
+        if len(self._lost()) < 3 and len(hosts) > 2:
             self.world.lose(data.draw(st.sampled_from(hosts)))
 
-    @precondition(lambda self: self.world.lost)
+    @precondition(lambda self: self._lost())
     @rule(data=st.data())
     def regain(self, data: st.DataObject) -> None:
         """A lost host is back."""
-        self.world.regain(data.draw(st.sampled_from(sorted(self.world.lost))))
+        self.world.regain(data.draw(st.sampled_from(self._lost())))
+
+    @rule(data=st.data())
+    def change_network(self, data: st.DataObject) -> None:
+        """The network is another one: fewer servers or all of them, elsewhere, in another order, with other numbers."""
+        self.world.change_network(data.draw(networks_like(self.network)))
 
     @rule()
     def restart(self) -> None:
@@ -184,6 +208,8 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         random = Random(1)
+        self.world.drain(random)
+        self.world.change_network(self.network)
         self.world.drain(random)
         for host in sorted(self.world.lost):
             self.world.regain(host)
@@ -209,6 +235,9 @@ class Machine(RuleBasedStateMachine):
 
     def _hosts(self) -> list[str]:
         return [server.name for server in self.world.topology.servers if server.name not in self.world.lost]
+
+    def _lost(self) -> list[str]:
+        return sorted(self.world.lost & set(self.world.topology.index))
 
     def _waiting(self) -> list[str]:
         return sorted(record.name for record in self.world.requests() if record.state == "waiting")

@@ -80,7 +80,7 @@ def test_timesteps_use_no_capacity_twice(planner: Callable[[Topology], Planner])
         world.submit(Submission(f"q{number}", f"h{number}", 4, placement=("anywhere",)))
     while world.in_flight:
         world.finish(max(world.in_flight))  # the first of each timestep lag behind
-        world.check_use(list(world.in_flight.values()))
+        world.check_use(world.in_flight)
 
 
 class Unlucky(RepairedPlanner):

@@ -6,7 +6,7 @@ timesteps on its own. A round of a promise ends when all chunks have ended that 
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
 
@@ -69,6 +69,10 @@ class World:
     events: int = 0
     running: int = 0
     """The sum over events of requests that are running: how interleaved they are."""
+    carried: set[Attempt] = field(default_factory=set)
+    """What was under way when the network changed: it may be more than the network carries now."""
+    spared: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """How many attempts of a chunk ended because the network changed: the last one ends no request then."""
     disturbed: bool = False
     """Whether an event since the last plan may have put chunks in front of those that wait."""
 
@@ -156,7 +160,7 @@ class World:
             self.settings,
             Random(self.seed + self.events),
             records,
-            sorted(self.lost),
+            sorted(self.lost & set(self.topology.index)),
             self._tick(),
         )
         restored = self.scheduler.restored
@@ -169,6 +173,62 @@ class World:
         ] == [(each.name, each.submitted_ms, each.done, each.in_flight + each.waiting) for each in before.requests]
         assert self.scheduler.plan_at_ms is None, "something waits for a plan after a restart"
         self.see(restored, disturbed=True, planned=True)
+
+    def change_network(self, topology: Topology) -> None:
+        """Servers and links came, went, moved, or carry another number of chunks."""
+        before, seed = self.topology, Random(self.seed + self.events)
+        told = {attempt: self._names(chain.hosts) for attempt, chain in self.in_flight.items()}
+        kept = {attempt: self._on(topology, chain) for attempt, chain in self.in_flight.items()}
+        stepped = {attempt: self._on(topology, chain) for attempt, chain in self.stepped.items()}
+        old = self.scheduler.status()
+        self.scheduler = self.scheduler.on_network(
+            topology, self.planner(topology), seed, sorted(self.lost & set(topology.index)), self._tick()
+        )
+        outcome = self.scheduler.restored
+        assert self.scheduler.plan_at_ms is None, "something waits for a plan after a change of the network"
+        assert [each.name for each in self.scheduler.status().requests] == [
+            each.name for each in old.requests if each.name not in outcome.given_up
+        ], "the queue has another order"
+        for go in outcome.revoked:
+            attempt = (go.request, go.chunk, go.attempt)
+            assert told[attempt] == go.hosts, "the writer is told of hosts that it does not know of"
+            assert kept[attempt] is None or go.request in outcome.given_up, "revoked without need"
+            self._end_attempt(attempt)
+            del kept[attempt]
+            self.spared[attempt[:2]] += 1
+            stepped.pop(attempt, None)
+        for name in outcome.given_up:
+            record = self.request(name)
+            gone = [host for hosts in record.sources for host in hosts if host not in topology.index]
+            assert gone or record.writer not in topology.index, "ended without need"
+            assert record.writer is None or record.writer in before.index
+        self.topology = topology
+        self.in_flight = {attempt: chain for attempt, chain in kept.items() if chain is not None}
+        assert len(self.in_flight) == len(kept), "a chunk goes on through what is not there"
+        self.stepped = {attempt: chain for attempt, chain in stepped.items() if chain is not None}
+        self.carried = {*self.in_flight, *self.stepped}
+        self.see(outcome._replace(revoked=()), disturbed=True, planned=True)
+
+    def _on(self, topology: Topology, chain: HostChain) -> HostChain | None:
+        """A chain by the numbers of another network; None if a host or link is missing, or a host elsewhere."""
+        names = self._names(chain.hosts)
+        if not set(names) <= set(topology.index):
+            return None
+        routes: list[tuple[int, ...]] = []
+        for place, route in enumerate(chain.routes):
+            at, entered = (topology.servers[topology.index[name]].rack for name in names[place : place + 2])
+            followed: list[int] = []
+            for link in (self.topology.links[number] for number in route):
+                number = next((n for n, each in enumerate(topology.links) if each.source == link.source == at
+                               and each.target == link.target), None)  # fmt: skip
+                if number is None:
+                    return None
+                followed.append(number)
+                at = link.target
+            if at != entered:
+                return None
+            routes.append(tuple(followed))
+        return chain._replace(hosts=tuple(topology.index[name] for name in names), routes=tuple(routes))
 
     def plan(self) -> EventOutcome:
         """What was gathered is planned, when it is due."""
@@ -255,7 +315,7 @@ class World:
         assert go.chunk not in self.done[go.request], "a chunk that is done started again"
         assert not any(other[:2] == attempt[:2] for other in self.in_flight), "two attempts of a chunk in flight"
         assert go.attempt == self.attempts.get(attempt[:2], 0) + 1
-        assert go.attempt <= self.settings.max_attempts
+        assert go.attempt <= self.settings.max_attempts + self.spared[attempt[:2]]
         assert go.hosts == record.hosts
         self.attempts[attempt[:2]] = go.attempt
         assert not self.lost.intersection(go.hosts), "a chain through a lost host"
@@ -268,7 +328,9 @@ class World:
         """One chain keeps every promise of a plan, as far as they concern a single one."""
         index = self.topology.index
         kind = TransferKind(request.kind)
-        sources = [tuple(index[name] for name in names if name not in self.lost) for names in request.sources]
+        sources = [
+            tuple(index[name] for name in names if name in index and name not in self.lost) for names in request.sources
+        ]
         asked = Request(
             request.name,
             -1 if request.writer is None else index[request.writer],
@@ -305,15 +367,18 @@ class World:
 
     def _check_capacity(self) -> None:
         if self.settings.mode is Mode.CONTINUOUS:
-            self.check_use(list(self.in_flight.values()))
+            self.check_use(self.in_flight)
             return
-        self.check_use(list(self.stepped.values()))
+        self.check_use(self.stepped)
         if self.settings.stragglers is Stragglers.COUNTED:
-            self.check_use(list(self.in_flight.values()))
+            self.check_use(self.in_flight)
 
-    def check_use(self, chains: list[HostChain]) -> None:
-        """These chains together fit into the whole network."""
-        used = Counter(demand for chain in chains for demand in demands(chain))
+    def check_use(self, chains: Mapping[Attempt, HostChain]) -> None:
+        """These chains together fit into the whole network; where they do not, none began since the network changed."""
+        used = Counter(demand for chain in chains.values() for demand in demands(chain))
+        new = Counter(
+            demand for attempt, chain in chains.items() if attempt not in self.carried for demand in demands(chain)
+        )
         for (resource, number), count in used.items():
             server = self.topology.servers[number] if resource is not Resource.LINK else None
             if server is None:
@@ -322,7 +387,7 @@ class World:
                 most = disk_capacity(server)
             else:
                 most = server.send if resource is Resource.SEND else server.receive
-            assert count <= most, f"{resource} of {number}: {count} of {most} used"
+            assert count <= most or not new[resource, number], f"{resource} of {number}: {count} of {most} used"
 
     # ---- promises about waiting
 
