@@ -15,6 +15,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -185,7 +186,8 @@ async def _serve(settings: SidecarConfig) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
-            cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
+            async with _end_at_signal(signals, report, nursery):
+                cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
             if cluster is not None:
                 callers = open_stores(
                     cluster.access, cluster.access, secrets.token_bytes, lambda: cluster.access.is_damaged
@@ -218,7 +220,8 @@ async def _serve(settings: SidecarConfig) -> None:
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
             if cluster is not None:
-                await cluster.join(_named(listeners), nursery)
+                async with _end_at_signal(signals, report, nursery):
+                    await cluster.join(_named(listeners), nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
@@ -302,6 +305,31 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
         )
         for number, listener in enumerate(listeners)
     }
+
+
+@asynccontextmanager
+async def _end_at_signal(signals: AsyncIterator[int], report: Report, nursery: trio.Nursery) -> AsyncIterator[None]:
+    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the nursery: nothing is served yet. SIGHUP is
+    acted on later.
+    """
+    has_hung_up = False
+
+    async def end() -> None:
+        nonlocal has_hung_up
+        async for number in signals:
+            if number != signal.SIGHUP:
+                report(STOPPING, signal=signal.Signals(number).name)
+                service_manager.notify(service_manager.STOPPING)
+                nursery.cancel_scope.cancel()
+                return
+            has_hung_up = True
+
+    async with trio.open_nursery() as watch:
+        watch.start_soon(end)
+        yield
+        watch.cancel_scope.cancel()
+    if has_hung_up:
+        signal.raise_signal(signal.SIGHUP)
 
 
 async def _stop_signal(
