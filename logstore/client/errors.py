@@ -81,10 +81,17 @@ class Unavailable(CairnError):
 
 def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     """What is raised at a time limit, with what to look at: a server that ends connections is there, and a sidecar of
-    an older version ends them at a request that it does not know.
+    an older version ends them at a request that it does not know; a server that answers says itself what is missing.
     """
+    if isinstance(failure, CairnError):
+        return Unavailable(f"{where} cannot do this now, tried for {limit_s:g} s: {failure}")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
         advice = "a server is there and ends the connection: is it a sidecar, of this version or a newer one?"
+    elif isinstance(failure, TimeoutError):
+        advice = (
+            "is the sidecar running there? A host of a cluster does not answer this while its metadata store is away "
+            "(metadata_away in its log)"
+        )
     else:
         advice = "is the sidecar running there?"
     return Unavailable(f"no answer from {where} within {limit_s:g} s ({failure}); {advice}")

@@ -64,6 +64,8 @@ class Departures:
         for _ in range(TRIES):
             members, leaving = await self._entries(schema.MEMBERS), await self._entries(schema.LEAVING)
             if host not in members:
+                if not await self._is_remembered(host):
+                    raise _never_seen(host, members)
                 raise UnknownHost(
                     f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
                 )
@@ -110,6 +112,8 @@ class Departures:
                         f"copy, the first is {held.example}; bring the host back, or another one that has them"
                     )
                 said = (await self._store.get(schema.leaving_key(host))).entry
+                if said is None and not held.chunks and not any(_host_of(entry) == host for entry in disks.values()):
+                    raise _never_seen(host, members)
                 revision = await self._say(host, schema.REMOVE, said, (_is_away(host),))
                 if revision is None:
                     continue  # somebody says something else, or the host is back
@@ -119,6 +123,13 @@ class Departures:
                 if await self._is_forgotten(host, revision):
                     return 0
         raise _unsettled(host)
+
+    async def _is_remembered(self, host: str) -> bool:
+        """Whether the metadata store has a disk of a host, or that it leaves."""
+        disks = await self._entries(schema.DISKS)
+        if any(_host_of(entry) == host for entry in disks.values()):
+            return True
+        return (await self._store.get(schema.leaving_key(host))).entry is not None
 
     # ---- the entry
 
