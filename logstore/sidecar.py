@@ -309,8 +309,8 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def _end_at_signal(signals: AsyncIterator[int], report: Report, nursery: trio.Nursery) -> AsyncIterator[None]:
-    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the nursery: nothing is served yet. SIGHUP is
-    acted on later.
+    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the nursery, since nothing is served yet;
+    SIGHUP is acted on later.
     """
     has_hung_up = False
 

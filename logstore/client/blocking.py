@@ -17,6 +17,7 @@ from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.connections import Connections, parse_addresses, secured
 from logstore.client.errors import (
+    DESCRIBE_OR_CREATE,
     ELSEWHERE,
     INVALID_CONFIG,
     INVALID_PARTITIONS,
@@ -127,7 +128,7 @@ class Client:
             # A Kafka broker that creates a topic on demand first answers that the topic does not exist.
             waits = info.error in RETRIABLE or (create and info.error == UNKNOWN_TOPIC_OR_PARTITION)
             if not waits or self._network.monotonic_s() >= patience_s:
-                raise SidecarRefused(f"topic {topic!r} at {self.where}", code=info.error)
+                raise SidecarRefused(f"topic {topic!r} at {self.where}", code=info.error, right=DESCRIBE_OR_CREATE)
             self._network.sleep(_MAX_BACKOFF_S / 5)
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
@@ -228,7 +229,9 @@ class Client:
         def ask() -> int:
             trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body], stream))
             if trimmed.error:
-                raise SidecarRefused(f"trimming {stream} at {self.where}", code=trimmed.error)
+                raise SidecarRefused(
+                    f"trimming {stream} at {self.where}", code=trimmed.error, right="Delete on the topic"
+                )
             return trimmed.log_start_offset
 
         return self._retry(ask)
@@ -262,7 +265,9 @@ class Client:
         if produced.error in ELSEWHERE:
             self._connections.stray(stream)
         if produced.error:
-            raise SidecarRefused(f"produce to {stream} at {self.where}", code=produced.error)
+            raise SidecarRefused(
+                f"produce to {stream} at {self.where}", code=produced.error, right="Write on the topic"
+            )
         return produced.base_offset
 
     def _reach_leader(self, stream: TopicPartition) -> None:

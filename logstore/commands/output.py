@@ -115,6 +115,11 @@ def show_bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def show_size(count: int | None) -> str | None:
+    """A number of bytes for people, or None if it is not known."""
+    return None if count is None else show_bytes(count)
+
+
 def show_age(age_ms: int) -> str:
     """A duration for people, in its largest two units: `3 h 5 min`."""
     seconds = age_ms // 1000
