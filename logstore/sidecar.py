@@ -57,6 +57,7 @@ from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
+    NO_USERS,
     READY,
     RECOVERED,
     STATE_NOT_RECLAIMED,
@@ -208,7 +209,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
                 here = _here(coordination, cluster.homes)
-            login = Authenticator(callers.users, settings.login, report)
+            login = _authenticator(settings, callers, report)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
@@ -356,6 +357,15 @@ async def _stop_signal(
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
+
+
+def _authenticator(settings: SidecarConfig, callers: CallerStores, report: Report) -> Authenticator:
+    """What logins share; says so if clients are to log in and there is no user."""
+    if callers.users.is_empty and any(listener.protocol.needs_login for listener in settings.listeners):
+        where = f"--data-dir {settings.data_dir}" if settings.cluster is None else "--cluster URL"
+        at = "while this sidecar is stopped" if settings.cluster is None else "with the URL of this cluster"
+        report(NO_USERS, why=f"nobody can log in to the SASL listeners: cairn user add NAME {where}, {at}")
+    return Authenticator(callers.users, settings.login, report)
 
 
 def _say_ready(

@@ -87,7 +87,7 @@ def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     an older version ends them at a request that it does not know; a server that answers says itself what is missing.
     """
     if isinstance(failure, CairnError):
-        return Unavailable(f"{where} could not do this within {limit_s:g} s: {failure}")
+        return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
         advice = "a server is there and ends the connection: is it a sidecar, of this version or a newer one?"
     elif isinstance(failure, TimeoutError):
