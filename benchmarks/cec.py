@@ -134,7 +134,7 @@ QUICK = Plan(
     period_s=2.0, period_turns=1, large_items=200_000, large_loads=2, lap_batches=40, limit_seconds=180.0,
 )  # fmt: skip
 SMOKE = Plan(
-    mode="smoke", items=500, rounds=2, blocks=1, slice_s=0.1, settle_s=0.1, recovery_s=0.3, recovery_loads=2,
+    mode="smoke", items=500, rounds=1, blocks=1, slice_s=0.1, settle_s=0.1, recovery_s=0.3, recovery_loads=2,
     few_warm_records=10_000,
     period_s=0.3, period_turns=1, large_items=2_000, large_loads=1, lap_batches=2, limit_seconds=3600.0,
 )  # fmt: skip

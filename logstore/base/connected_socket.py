@@ -28,6 +28,11 @@ class ConnectedSocket:
         """The other end's certificate, as DER, checked; None: it has none."""
         return None
 
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file that has data when `receive_nowait` has some; None: there is none."""
+        return self._socket.fileno()
+
     async def handshake(self) -> None:
         """Do what comes before the first frame: nothing on a plain connection. Raises HandshakeFailed, OSError."""
 

@@ -51,6 +51,11 @@ class TlsSocket(ConnectedSocket):
         """The other end's certificate, as DER, checked; None: it has none."""
         return self._tls.getpeercert(binary_form=True)
 
+    @property
+    def descriptor(self) -> int | None:
+        """None: OpenSSL may have data that the socket has no more."""
+        return None
+
     async def handshake(self) -> None:
         """Shake hands. Raises HandshakeFailed, OSError when the other end is gone."""
         with self._handshakes.one() as handshake:

@@ -46,6 +46,10 @@ class ClusterEngine:
         self._bursts.flush()
         self._local.kick()
 
+    def begin(self) -> None:
+        """As `kick`: what other hosts send in the same turn of the event loop may share the write."""
+        self.kick()
+
     async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
         return await self._local.wait(ticket)

@@ -47,6 +47,8 @@ class Sending(enum.Enum):
     """`send_answers` is at work, or about to look for work."""
     OVER = "over"
     """No request will come, and every answer is sent."""
+    __hash__ = object.__hash__
+    """As quick as can be: each answer looks into TRANSITIONS twice."""
 
 
 class SendEvent(enum.Enum):
@@ -58,6 +60,7 @@ class SendEvent(enum.Enum):
     SENT = "nothing left to send"
     LOOK = "requests ended"
     ANSWERED = "queue empty"
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: Final[Mapping[tuple[Sending, SendEvent], Sending]] = {
@@ -139,7 +142,7 @@ class AnswerLine:
         self._is_ended = False
         self._is_gathering = False
         self._work = trio.Event()
-        self._progress = trio.Event()
+        self._progress: trio.Event | None = None
         self._left: _AnswerBatch | None = None
         self.request_bytes = 0
         """Bytes of the requests whose answers are not sent."""
@@ -258,8 +261,11 @@ class AnswerLine:
 
     def _note_sent(self, batch: _AnswerBatch) -> None:
         self.request_bytes -= batch.request_bytes
-        self._give_back(batch.reserved_bytes)
-        self._progress.set()
+        if batch.reserved_bytes:
+            self._give_back(batch.reserved_bytes)
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
 
     def close(self) -> None:
         """Give back the bytes that the answer budget has reserved for unsent answers."""

@@ -167,6 +167,17 @@ class ClientConnection:
         """For how long no request is read after the current one: the client's quota is used up."""
         self._login: Login | None = None
         """The login under way; None once the client is admitted."""
+        descriptor = client.descriptor
+        self._watched = None if descriptor is None else arrivals.readiness.watch(descriptor)
+        self._request: memoryview | None = None
+        """What `_begin_arrived` has left to `_go_on`."""
+        self._is_common = False
+        """The last request was begun at once, and short: the next one likely is. Others need the connection's task, and
+        would take two turns of the event loop."""
+        self._is_received = self._was_deep = False
+        self._is_first_of_burst = True
+        self._pieces = self._begun = 0
+        """Pieces received, and requests begun, since others ran."""
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
         self._frames = FrameReader(client, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
@@ -225,6 +236,8 @@ class ClientConnection:
             if self._state is not ConnectionState.ENDED:
                 self.move(ConnectionEvent.CUT)
             self._line.close()
+            if self._watched is not None:
+                self._watched.close()
             self._client.close()
 
     async def _serve(self) -> None:
@@ -264,7 +277,6 @@ class ClientConnection:
     # ---- in
 
     async def _receive(self) -> None:
-        is_first = True
         await self._frames.shake_hands()
         certificate = self._client.certificate
         if certificate is not None:
@@ -273,50 +285,101 @@ class ClientConnection:
             except ValueError as error:
                 raise ClosedError("the subject of the client's certificate cannot be read") from error
             self._caller = self._caller._replace(principal=principal)
-        was_deep, has_checks, pieces, begun = False, True, 0, 0
+        while True:
+            if self._request is not None or self._lacks_room:
+                await self._go_on()
+            elif self._begin_arrived(has_checks=self._broker.has_checks or self._login is not None):
+                self._broker.engine.kick()
+                if not await self._wait_for_more():
+                    return
+
+    def _begin_arrived(self, *, has_checks: bool) -> bool:
+        """Begin the requests that have arrived, as far as that takes no wait; those answers that are ready then leave
+        together. False: `_go_on` has to be waited for first. `has_checks`: each request is looked at before.
+        """
         while True:
             request = self._frames.next_nowait()
             if request is None:
-                is_deep = self._line.waiting > 1
-                if (is_deep or was_deep) and self._receives_more(pieces, begun):
-                    pieces += 1
+                if self._receives_more():
                     continue
-                was_deep, pieces, begun = is_deep, 0, 0
                 self._line.flush_gathered()
-                self._broker.engine.kick()
-                if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
-                    await self._wait_for_quota(key, self._caller.client_id)
-                if not await self._frames.receive():
-                    return
-                self._line.gather()
-                is_first = True
-                continue
-            if self._login is not None:
-                await self._serve_login(self._login, request, codec.decode_header(request))
-                continue
-            if is_first:  # of those that arrived together
+                return True
+            if self._is_first_of_burst:
                 self._on_request(self.give_way)
-                is_first, has_checks = False, self._broker.has_checks
-            begun += 1
+                self._is_first_of_burst = False
+            self._begun += 1
             if has_checks or not single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
-                await self._begin(request)
-                has_checks = self._broker.has_checks  # others have run meanwhile
-            if self._muted_ms:
-                await self._stay_muted()
-                has_checks = self._broker.has_checks
-            if (
-                self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
-                or not self._requests.has_room
-            ):
-                await self._wait_for_room()
-                has_checks = self._broker.has_checks
+                self._request, self._is_common = request, False
+                return False
+            self._is_common = len(request) < SMALL_BYTES
+            if self._lacks_room:
+                return False
 
-    def _receives_more(self, pieces: int, begun: int) -> bool:
-        """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop. So
-        many pieces were received, and so many requests begun, since others ran.
+    def _receives_more(self) -> bool:
+        """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop."""
+        is_deep = self._line.waiting > 1
+        if is_deep or self._was_deep:
+            has_time = self._pieces < GATHERED_PIECES and self._begun < GATHERED_REQUESTS
+            if has_time and not self._broker.quotas.is_active and self._frames.receive_more():
+                self._pieces += 1
+                return True
+        self._was_deep, self._pieces, self._begun = is_deep, 0, 0
+        return False
+
+    async def _go_on(self) -> None:
+        """Do what requests need that wait for something."""
+        request, self._request = self._request, None
+        if request is not None and self._login is not None:
+            await self._serve_login(self._login, request, codec.decode_header(request))
+        elif request is not None:
+            await self._begin(request)
+        if self._muted_ms:
+            await self._stay_muted()
+        if self._lacks_room:
+            await self._wait_for_room()
+
+    @property
+    def _lacks_room(self) -> bool:
+        """Whether no request is to be begun now."""
+        is_full = self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
+        return is_full or not self._requests.has_room
+
+    async def _wait_for_more(self) -> bool:
+        """Wait until more has arrived than was begun; False: the client has closed its side."""
+        if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
+            await self._wait_for_quota(key, self._caller.client_id)
+        watched = self._watched if self._is_common else None
+        if watched is not None and self._begins_at_once and self._frames.await_more(trio.current_time()):
+            self._is_received = False
+            await watched.wait(self._begin_what_comes)
+            if self._is_received:
+                return True
+        if self._watched is not None:
+            self._watched.close()
+        if not await self._frames.receive():
+            return False
+        self._line.gather()
+        self._is_first_of_burst = True
+        return True
+
+    def _begin_what_comes(self, now_s: float) -> bool:
+        """Data has come while the connection's task waits: receive it, and begin its requests. False: the task is
+        needed for one of them, for a longer one that is coming, or to receive by itself.
         """
-        has_time = pieces < GATHERED_PIECES and begun < GATHERED_REQUESTS
-        return has_time and not self._broker.quotas.is_active and self._frames.receive_more()
+        self._is_received = self._begins_at_once and self._frames.receive_more()
+        if not self._is_received:  # the end, or requests that are to be looked at first
+            return False
+        self._line.gather()
+        self._is_first_of_burst = True
+        if self._begin_arrived(has_checks=False):
+            return self._frames.await_more(now_s)
+        self._line.flush_gathered()
+        return False
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether requests need no look before they are begun."""
+        return self._login is None and not self._broker.has_checks
 
     async def _begin(self, request: memoryview) -> None:
         """Begin a request of any form."""

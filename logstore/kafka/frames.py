@@ -21,6 +21,7 @@ from typing import NamedTuple
 import trio
 
 from logstore.base.connected_socket import ConnectedSocket, HandshakeFailed
+from logstore.base.readiness import Readiness
 from logstore.errors import CairnError
 from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from logstore.kafka import codec, produce
@@ -55,7 +56,7 @@ class ClosedError(CairnError):
 class Arrivals(NamedTuple):
     """The receive budgets shared by all connections: of ordinary frames, of long frames, of complete requests, and of
     requests that wait for their groups. `scratch` is a buffer of SMALL_BYTES for received bytes, which are copied out
-    before another task runs, so that idle connections hold no buffer.
+    before another task runs, so that idle connections hold no buffer. `readiness` waits for all connections.
     """
 
     ordinary: ArrivalBudget
@@ -63,6 +64,7 @@ class Arrivals(NamedTuple):
     requests: RequestBudget
     waiting: RequestBudget
     scratch: memoryview
+    readiness: Readiness
 
 
 class Deadlines(NamedTuple):
@@ -126,6 +128,8 @@ class FrameReader:
         if self._long is not None:
             found, self._long = self._long, None
             return found
+        if not self._rest:
+            return None
         size = self._size()
         if size is None or len(self._rest) < _LENGTH.size + size:
             return None
@@ -164,19 +168,28 @@ class FrameReader:
         if size is not None and self._is_long(size):
             await self._receive_long(size)
             return True
-        self._set_deadline(size)
+        self._set_deadline(size, trio.current_time())
         scratch = self._arrivals.scratch
         received = await self._client.receive(scratch[: SMALL_BYTES - len(self._rest)])
         self._take_in(scratch[:received])
         self.is_ended = received == 0
         return not self.is_ended
 
+    def await_more(self, now_s: float) -> bool:
+        """Before a wait for more bytes, which `receive_more` then receives: set the deadline. False: what comes needs
+        memory of its own, and `receive` itself. `now_s`: `trio.current_time()`. Raises ClosedError.
+        """
+        size = None
+        if self._rest and self._is_long(size := self._size()):
+            return False
+        self._set_deadline(size, now_s)
+        return True
+
     def receive_more(self) -> bool:
         """Receive what has arrived since the last call, without a wait; returns whether anything had. Not for frames
         that get memory of their own. Raises ClosedError, OSError.
         """
-        size = self._size()
-        if size is not None and self._is_long(size):
+        if self._rest and self._is_long(self._size()):
             return False
         scratch = self._arrivals.scratch
         received = self._client.receive_nowait(scratch[: SMALL_BYTES - len(self._rest)])
@@ -204,9 +217,8 @@ class FrameReader:
                 raise ClosedError(f"a frame of {size} bytes; allowed are {_limit_of(key)} for request {key}")
         return int(size)
 
-    def _set_deadline(self, size: int | None) -> None:
+    def _set_deadline(self, size: int | None, now_s: float) -> None:
         """Set the time by which the next bytes must arrive."""
-        now_s = trio.current_time()
         if not len(self._rest):
             deadline_s = now_s + self._deadlines.idle_s
         else:
@@ -231,7 +243,7 @@ class FrameReader:
             whole[: len(first)] = first
             at = len(first)
             while at < size:
-                self._set_deadline(size)
+                self._set_deadline(size, trio.current_time())
                 at += await self._receive_piece(budget, arrival, whole[at : at + RECEIVE_BYTES])
             self._rest = memoryview(b"")
             self._is_greeted = self._is_admitted

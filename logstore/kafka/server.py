@@ -12,6 +12,7 @@ import trio
 
 from logstore.base.addresses import canonical_host
 from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.readiness import Readiness
 from logstore.base.tls import ServerTls
 from logstore.base.tls_handshakes import Handshakes
 from logstore.base.tls_socket import TlsSocket
@@ -67,6 +68,7 @@ class KafkaServer:
             self._requests,
             RequestBudget(MAX_WAITING_BYTES),
             memoryview(bytearray(SMALL_BYTES)),
+            Readiness(broker.engine.begin),
         )
         self._answers = AnswerBudget(settings.total_answer_bytes)
         self._places = Places(settings.max_connections, settings.max_connections_per_address)
@@ -108,15 +110,18 @@ class KafkaServer:
         try:
             for listener in listeners:
                 opened.append(await _open(listener))  # noqa: PERF401  (what is open must be closed if the next is not)
-            async with trio.open_nursery() as clients:
-                with self._accepting:
-                    async with trio.open_nursery() as acceptors:
-                        acceptors.start_soon(self._answers.unsent.run)
-                        for listener, sock in opened:
-                            acceptors.start_soon(self._accept, listener, sock, clients)
-                        task_status.started([listener for listener, _ in opened])
-                for _, sock in opened:
-                    sock.close()
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(self._arrivals.readiness.run)
+                async with trio.open_nursery() as clients:
+                    with self._accepting:
+                        async with trio.open_nursery() as acceptors:
+                            acceptors.start_soon(self._answers.unsent.run)
+                            for listener, sock in opened:
+                                acceptors.start_soon(self._accept, listener, sock, clients)
+                            task_status.started([listener for listener, _ in opened])
+                    for _, sock in opened:
+                        sock.close()
+                waiting.cancel_scope.cancel()
         finally:
             self._ended.set()
             for _, sock in opened:

@@ -84,6 +84,8 @@ class Backlog:
 
     def released(self, next_offset: int) -> list[int]:
         """The generations that the stream holds no more, as its chunk is synced up to an offset."""
+        if next(iter(self.holds.values()), next_offset) > next_offset:  # the oldest, which has the lowest end
+            return []
         gone = [generation for generation, end in self.holds.items() if end <= next_offset]
         for generation in gone:
             del self.holds[generation]

@@ -171,11 +171,15 @@ class BacklogWriter:
             released = backlog.released(backlog.synced.next_offset)
             if released:
                 journal.release(self._stream, released)
-        written, self._written = self._taken(self._written, self._is_written)
-        synced, self._synced = self._taken(self._synced, not backlog.is_unsynced)
-        for ticket in (written, synced):
-            if ticket is not None:
-                ticket.succeed(None)
+        done: list[Ticket[None]] = []
+        if self._written is not None and self._is_written:
+            done.append(self._written)
+            self._written = None
+        if self._synced is not None and not backlog.is_unsynced:
+            done.append(self._synced)
+            self._synced = None
+        for ticket in done:
+            ticket.succeed(None)
         if unwritten >= journal.limits.stream_unwritten_bytes:
             self.write_backlog()
 
@@ -183,10 +187,6 @@ class BacklogWriter:
     def _is_written(self) -> bool:
         unwritten = self._writer.backlog.unwritten
         return not unwritten or unwritten[0].base_offset >= self._write_to
-
-    @staticmethod
-    def _taken(ticket: Ticket[None] | None, is_done: bool) -> tuple[Ticket[None] | None, Ticket[None] | None]:
-        return (ticket, None) if is_done else (None, ticket)
 
     # ---- salvage
 

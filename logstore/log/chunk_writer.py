@@ -124,15 +124,18 @@ class ChunkWriter:
         """Assign a batch its offset and position, and its time if the topic uses LogAppendTime; a batch of a replica
         has its offset and its time.
         """
+        is_control = header.is_control
         if self._leader_epoch == LEADER_EPOCH:
-            if config.stamps_appends and not header.is_control:
+            if config.stamps_appends and not is_control:
                 header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
             patch_base(buffer, 0, self.end_offset, LEADER_EPOCH)
-        kind = known_type(buffer) if header.is_control else 0
+        kind = known_type(buffer) if is_control else 0
         self._builder.note(header, self.end_offset, self.end_position, entries, kind)
         flight.batches.append(PlacedBatch(buffer, header, self.end_offset, kind))
         self.end_offset += header.last_offset_delta + 1
-        self.end_position += header.size_bytes
+        size_bytes = header.size_bytes
+        self.end_position += size_bytes
+        flight.size_bytes += size_bytes
 
     def place_all(
         self, flight: WriteInFlight, batches: bytearray, entries: list[IndexEntry], config: TopicConfig

@@ -166,12 +166,13 @@ class Journal:
             return False
         if self.unwritten_bytes >= 2 * self.limits.max_unwritten_bytes:
             return False
-        return not self._is_full(self._active) or len(self._files) < MAX_FILES or self._free_file() is not None
+        return self._has_open_file or len(self._files) < MAX_FILES or self._free_file() is not None
 
     def offer(self, stream: JournaledStream) -> None:
         """A stream has a part for the next block."""
+        if not self._offered:  # otherwise the journal is notified already, or will be when its job ends
+            self._notify(self)
         self._offered[stream] = None
-        self._notify(self)
 
     def offer_together(self, bundle: Bundle) -> None:
         """Parts for one block; the bundle is told what became of them."""
@@ -338,8 +339,9 @@ class Journal:
 
     # ---- files
 
-    def _is_full(self, file: JournalFile | None) -> bool:
-        return file is None or file.size_bytes >= self.limits.file_bytes
+    @property
+    def _has_open_file(self) -> bool:
+        return self._active is not None and self._active.size_bytes < self.limits.file_bytes
 
     def _free_file(self) -> JournalFile | None:
         """A file that may be used again: an intact one is newer, so a start knows of a first block that a power cut
@@ -357,7 +359,7 @@ class Journal:
         """The file for the next block; None if all are full and held."""
         if not self.has_room:
             return None
-        if self._active is not None and not self._is_full(self._active):
+        if self._has_open_file:
             return self._active
         full, file = self._active, self._free_file()
         if file is None:

@@ -230,6 +230,9 @@ class ServingEngine(Protocol):
     def kick(self) -> None:
         """Have the queued disk jobs started soon. Call it after a burst of appends."""
 
+    def begin(self) -> None:
+        """As `kick`, for a caller who has no more to append now: the queued disk jobs may start, and end, meanwhile."""
+
     async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
 

@@ -61,6 +61,8 @@ class SpaceGuard:
         """Beyond the reserve, as far as is known; None if there is no reserve, or if the file system does not tell."""
         self._admitted_bytes = 0
         """Since the last look began."""
+        self._look_after_bytes = 0
+        """So many admitted bytes ask for a look; `note` says how many."""
         self._promised: list[Callable[[], int]] = []
         self._makers: list[Callable[[], None]] = []
         self._wants_look = False
@@ -99,7 +101,10 @@ class SpaceGuard:
         return max(0, self._left_bytes + self.reserve_bytes)
 
     def _promised_bytes(self) -> int:
-        return sum([promised() for promised in self._promised])
+        promised_bytes = 0
+        for promised in self._promised:
+            promised_bytes += promised()
+        return promised_bytes
 
     @property
     def _spare_bytes(self) -> int:
@@ -132,11 +137,11 @@ class SpaceGuard:
         left_bytes = self._left_bytes
         if left_bytes is None:
             return
-        if self.is_low or left_bytes - size_bytes - promised_bytes < self._promised_bytes():
+        if self.low_since_ms is not None or left_bytes - size_bytes - promised_bytes < self._promised_bytes():
             self._refuse()
         self._left_bytes = left_bytes - size_bytes
         self._admitted_bytes += size_bytes
-        if self._admitted_bytes > self.reserve_bytes // LOOK_SHARE:
+        if self._admitted_bytes > self._look_after_bytes:
             self.look()
 
     def _refuse(self) -> NoReturn:
@@ -165,6 +170,7 @@ class SpaceGuard:
         """Take in what the disk says now, before or instead of a look."""
         self._space = space
         reserve_bytes, free_bytes = self.reserve_bytes, space.free_bytes
+        self._look_after_bytes = reserve_bytes // LOOK_SHARE
         if not reserve_bytes:
             return
         # What was admitted since the look began may not have been on its way to the disk then.

@@ -156,10 +156,11 @@ class Stream(SoleLeader, TieredLog):
 
     def take_job(self) -> DiskJob | None:
         """The next write to the chunk; None if there is none, one is in flight, or the journal takes the next."""
-        if self.deleted or self._closed or not self._may_write():
+        is_idle = self._is_idle
+        if self.deleted or self._closed or not self._may_write(is_idle=is_idle):
             return None
-        if self._flight is None and not self._backlog_writer.must_salvage and not self._is_idle and self._is_gathered():
-            if self._goes_to_journal():
+        if self._flight is None and not self._backlog_writer.must_salvage and not is_idle and self._is_gathered():
+            if self._host.journal.has_room and self._goes_to_journal():
                 self._host.journal.offer(self)
             elif not self._backlog_writer.in_flight:
                 job = self._direct_job()
@@ -173,10 +174,10 @@ class Stream(SoleLeader, TieredLog):
         self._end_closing()
         return self.roll_job() if self._roll_wanted else None
 
-    def _may_write(self) -> bool:
+    def _may_write(self, *, is_idle: bool) -> bool:
         """Whether the files may change now; if they must for what waits, and may not, the stream is notified later."""
         backlog = self._backlog_writer
-        if self._is_idle and not (self._roll_wanted or backlog.is_wanted or backlog.must_salvage):
+        if is_idle and not (self._roll_wanted or backlog.is_wanted or backlog.must_salvage):
             self._end_closing()
             return False
         return self.is_awake or self._host.quiet.may_change(self)
@@ -187,9 +188,9 @@ class Stream(SoleLeader, TieredLog):
         return not self._pending and not self._writer.is_moving
 
     def _goes_to_journal(self) -> bool:
-        """Whether the next write is small and can go to the journal."""
+        """Whether the next write is small and can go to the journal, if that has room."""
         limits = self._host.journal.limits
-        if self._backlog_writer.must_salvage or not self._pending or not self._host.journal.has_room:
+        if self._backlog_writer.must_salvage or not self._pending:
             return False
         head = self._pending[0]
         if isinstance(head, OpenGroup):
@@ -201,7 +202,7 @@ class Stream(SoleLeader, TieredLog):
         return size <= limits.max_part_bytes and self._writer.may_journal(size, self.config)
 
     def take_part(self) -> WriteInFlight | None:
-        """The next write as a part of a journal block; None if there is none for the journal."""
+        """The next write as a part of a journal block; None if there is none for the journal. The journal has room."""
         if self._flight is not None or self.deleted or not self._goes_to_journal():
             if self._flight is None:
                 self._host.notify(self)
@@ -337,7 +338,7 @@ class Stream(SoleLeader, TieredLog):
 
     def _acknowledge(self, flight: WriteInFlight) -> None:
         """Pass a durable write to tail, tickets and readers, in the order of the module's docstring."""
-        self.appended_bytes += sum(map(len, flight.buffers()))
+        self.appended_bytes += flight.size_bytes
         if flight.group is not None:
             flight.group.keep_for_tail(flight.batches)
         if not flight.group_open:
@@ -362,11 +363,11 @@ class Stream(SoleLeader, TieredLog):
         if flight.group is not None:
             if flight.group.tail_cut:
                 self.tail.reset()
-            entries = list(flight.group.tail)
+            for entry in list(flight.group.tail):
+                self._host.tail.push(self.tail, entry)
         else:
-            entries = [batch.tail_entry() for batch in flight.batches]
-        for entry in entries:
-            self._host.tail.push(self.tail, entry)
+            for batch in flight.batches:
+                self._host.tail.push(self.tail, batch.tail_entry())
 
     def _failed(self, operation: Operation, error: OSError) -> None:
         """The chunk was not written: the next write starts after the last good byte."""
@@ -574,8 +575,9 @@ class Stream(SoleLeader, TieredLog):
         return self._closing
 
     def _end_closing(self) -> None:
-        is_busy = self._flight is not None or self._backlog_writer.must_salvage or not self._is_idle
-        if self._closing is not None and not self._closing.done and not is_busy:
+        if self._closing is None or self._closing.done:
+            return
+        if self._flight is None and not self._backlog_writer.must_salvage and self._is_idle:
             self._closing.succeed(None)
 
     def _give_up_closing(self) -> None:

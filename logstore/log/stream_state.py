@@ -315,6 +315,8 @@ class WriteInFlight:
     snapshot_write: WriteFile | None = None
     backlog_write: "BacklogWrite | None" = None
     """What a direct write does to the backlog."""
+    size_bytes: int = 0
+    """Of the batches."""
 
     def buffers(self) -> list[memoryview]:
         """The batches, in order."""

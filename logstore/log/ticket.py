@@ -7,7 +7,7 @@ the order they were added. Coroutines await tickets (`logstore.log.coroutines`),
 
 import types
 from collections.abc import Callable, Generator
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -34,7 +34,7 @@ class Ticket(Generic[T]):
 
     def __init__(self) -> None:
         self.done = False
-        self._result: T | None = None
+        self._result: Any = None  # a T, once it has settled with one
         self._error: Exception | None = None
         self._callbacks: list[Callable[[Ticket[T]], None]] = []
 
@@ -100,4 +100,5 @@ class Ticket(Generic[T]):
             raise AssertionError("the ticket has not settled")
         if self._error is not None:
             raise self._error
-        return cast(T, self._result)
+        result: T = self._result
+        return result

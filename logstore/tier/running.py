@@ -2,6 +2,7 @@
 `hdfs`.
 """
 
+import ssl
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +60,26 @@ def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
 
 def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
     token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
-    return PeaceTurns(CoordinatorClient(access.coordinator, token=token), access.host, replicas, SystemRandom())
+    client = CoordinatorClient(access.coordinator, token=token, ca_file=_trust(access))
+    return PeaceTurns(client, access.host, replicas, SystemRandom())
+
+
+def _trust(access: PlanAccess) -> ssl.SSLContext | None:
+    """What the coordinator's certificate is checked by, and what it is shown; None: the system's authorities, nothing.
+
+    Raises ConfigError.
+    """
+    ca_file, certificate_file = access.coordinator_ca_file, access.coordinator_certificate_file
+    if not ca_file and not certificate_file:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if certificate_file:
+            context.load_cert_chain(certificate_file)
+    except OSError as error:  # ssl.SSLError is one
+        names = ", ".join(filter(None, (ca_file, certificate_file)))
+        raise ConfigError(f"tier-coordinator: certificates of {names}: {error}; give PEM files") from error
+    return context
 
 
 def _text(path: str) -> str:

@@ -34,6 +34,10 @@ class PlanAccess:
     host: str
     plans: str
     plan_token_file: str
+    coordinator_ca_file: str = ""
+    """Authorities of the coordinator's certificate; empty: the system's."""
+    coordinator_certificate_file: str = ""
+    """Certificate and key that the coordinator is shown; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ def parse_tier(values: Mapping[str, Any]) -> TierSettings | None:
             values["tier_host"],
             values["tier_plans"],
             values["tier_plan_token_file"],
+            values["tier_coordinator_ca_file"],
+            values["tier_coordinator_certificate_file"],
         )
     )
     if not values["tier_url"]:

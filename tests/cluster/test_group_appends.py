@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -42,6 +42,11 @@ from tests.support.virtual_time import run_virtual
 TOPIC_ID = str(uuid.UUID(PLACE.topic_id))
 
 
+def spawn(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a task beside the test."""
+    trio.lowlevel.spawn_system_task(work)
+
+
 class Host:
     """A host with one stream, and how its owner appends groups. Another one takes over with the same owner."""
 
@@ -65,9 +70,7 @@ class Host:
         self.failure: CairnError | None = None
         """What reads of damaged chunks raise; None: CorruptChunk."""
         self.read: list[int] = []
-        self.appends = GroupAppends(
-            cast(ClusterTopics, known), self, self, self.front.clock, trio.lowlevel.spawn_system_task, self
-        )
+        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, spawn, self)
         self.outcomes: list[CairnError | None] = []
 
     async def lead(self, kept: int = 0) -> None:

@@ -20,6 +20,7 @@ from logstore.log.reading import ReadResult
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, TieredCopy
 from tests.cluster.support import Front, MemoryOwner, NoFiles
+from tests.cluster.test_group_appends import spawn
 
 RECORDS = 5
 SILENCE_S = 4.5
@@ -118,7 +119,7 @@ async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
         at.owner.chunks[0].registration = replace(
             at.owner.chunks[0].registration, tiered=TieredCopy("0" * 16, 0, (0, 0), None)
         )
-        chunk, late = at.owner.chunks[0].registration, LateReads(at.owner, autojump_clock_spawn)
+        chunk, late = at.owner.chunks[0].registration, LateReads(at.owner, spawn)
         assert await late.entries(at.front.stream, chunk, 0, 1) is None
         await at.wait_woken()
         asked = at.owner.reads
@@ -129,11 +130,6 @@ async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
         await trio.sleep(AWAY_S)
         at.owner.is_silent = at.owner.is_away = False
         assert await late.entries(at.front.stream, chunk, 1, 1) is not None
-
-
-def autojump_clock_spawn(work: Any) -> None:
-    """Run a task beside the test."""
-    trio.lowlevel.spawn_system_task(work)
 
 
 async def test_late_reads_are_few(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

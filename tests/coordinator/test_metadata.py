@@ -105,7 +105,7 @@ async def test_every_store_is_an_ordered_map(kind: str, tmp_path: Path) -> None:
     """
     random, model = Random(1), dict[str, str]()
     async with _stores(kind, tmp_path) as opened:
-        for _ in range(4):
+        for _ in range(2):
             async with opened() as metadata:
                 assert await metadata.load() == model
                 for batch in (_batch(random), _batch(random)):

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,10 @@ import trio
 from logstore.base.addresses import Address, parse_address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
+from logstore.errors import ConfigError
+from logstore.testing.ports import free_port
+from logstore.tier.running import open_tier
+from logstore.tier.settings import HdfsPlace, PlanAccess, TierSettings
 from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, CoordinatorUnavailable, Unauthorized
 from scheduler.client.core import ApiRequest
 from scheduler.client.trio_client import TrioCoordinatorClient
@@ -225,6 +230,28 @@ def test_mutual_tls_without_a_token(tmp_path: Path, certificate: tuple[Path, Pat
         stranger = CoordinatorClient(url, ca_file=certificate[0], patience_s=0)
         with stranger, pytest.raises(CoordinatorUnavailable):
             stranger.status()
+
+
+def test_the_tier_shows_its_certificate(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """The settings of the tier name authorities and a certificate, for all addresses; files that cannot be used are
+    named at the start.
+    """
+    both, secret = tmp_path / "both.pem", tmp_path / "secret"
+    both.write_text(certificate[0].read_text() + certificate[1].read_text())
+    secret.write_text("secret of the plan table")
+    topology = racks([4, 4], 4)
+    environment = CoordinatorEnvironment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
+    security = Security(tls=server_tls(*certificate, certificate[0]))
+    settings = ServeSettings(Address("127.0.0.1", 0), security=security)
+    with opened(tmp_path / "data") as metadata, in_thread(environment, metadata, settings) as url:
+        urls = f"https://127.0.0.1:{free_port()},{url}"
+        access = PlanAccess(urls, "", "r1h1", "http://127.0.0.1:1", str(secret), str(certificate[0]), str(both))
+        turns = open_tier(TierSettings(HdfsPlace("http://127.0.0.1:1", "/cairn"), planned=access)).turns
+        assert len(turns.run(lambda turn: turn.chain)) == 3
+        turns.close()
+    unusable = replace(access, coordinator_certificate_file=str(secret))
+    with pytest.raises(ConfigError, match=f"{secret}.*give PEM files"):
+        open_tier(TierSettings(HdfsPlace("http://127.0.0.1:1", "/cairn"), planned=unusable))
 
 
 def test_writers_of_checkpoints_show_their_certificate(

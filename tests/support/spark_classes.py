@@ -2,11 +2,13 @@
 
 Invariants:
 * An archive is complete or missing: it is written under a temporary name, and then renamed.
-* It is named after Java and Spark. A JVM that it does not fit starts without it.
+* It is named after Java and Spark, and there is one: it takes 170 MB. A JVM that it does not fit starts without it.
 """
 
+import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,8 +45,11 @@ with TemporaryDirectory() as directory:
 """
 
 
-def archive() -> Path:
-    """Where the archive for this machine's Java and Spark is, or will be. Raises OSError without a Java."""
+@functools.cache
+def archive() -> Path | None:
+    """Where the archive for this machine's Java and Spark is, or will be; None: no Java is on the path."""
+    if shutil.which("java") is None:
+        return None
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
     name = hashlib.sha256(f"{java}\0{version('pyspark')}\0{sys.prefix}\0{PROGRAM}".encode()).hexdigest()[:16]
     return CACHE / f"spark-{name}.jsa"
@@ -53,14 +58,14 @@ def archive() -> Path:
 def environment() -> Mapping[str, str]:
     """What makes each Spark of a test start quickly; without the archive if there is none."""
     path = archive()
-    options = [QUICK, f"-XX:SharedArchiveFile={path}"] if path.exists() else [QUICK]
+    options = [QUICK, f"-XX:SharedArchiveFile={path}"] if path is not None and path.exists() else [QUICK]
     return {"SPARK_SUBMIT_OPTS": " ".join(options)}
 
 
 def record() -> None:
     """Write the archive, if it is missing, by a Spark of its own. If that fails, Spark starts without it."""
     path = archive()
-    if path.exists():
+    if path is None or path.exists():
         return
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="work-") as work:
@@ -76,6 +81,8 @@ def record() -> None:
             cwd=work,
         )
         if written.exists():
+            for older in CACHE.glob("spark-*.jsa"):
+                older.unlink()
             written.rename(path)
 
 

@@ -22,6 +22,8 @@ VALUES: dict[str, Any] = {
     "tier_cache_bytes": 1 << 25,
     "tier_coordinator": "",
     "tier_coordinator_token_file": "",
+    "tier_coordinator_ca_file": "",
+    "tier_coordinator_certificate_file": "",
     "tier_host": "",
     "tier_plans": "",
     "tier_plan_token_file": "",

@@ -36,7 +36,8 @@ def small_network() -> Topology:
 @contextmanager
 def turns_of(url: str) -> Iterator[PeaceTurns]:
     """Turns for chunks of the writer, with two replicas."""
-    turns = PeaceTurns(CoordinatorClient(url, patience_s=PATIENT_S), "writer", 2, Random(1))
+    # A relay serves one request at a time: a report waits behind a request for events.
+    turns = PeaceTurns(CoordinatorClient(url, patience_s=PATIENT_S, poll_s=0.5), "writer", 2, Random(1))
     yield turns
     turns.close()
 

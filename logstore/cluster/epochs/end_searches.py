@@ -16,13 +16,14 @@ Invariants:
 * The errors of failed reads are kept as copies: an error knows the frames that it came through, and their groups.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
 import trio
 
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.stream_ends import EndSearch, StreamEnds
@@ -44,8 +45,6 @@ who asks holds a call (`logstore.cluster.links.calls`), of which other streams' 
 """
 UNREADABLE: Final = (CorruptChunk, ChunkUnreachable, TierUnavailable, TierRefused, OSError)
 """What a search finds where a chunk is lost, or who has it is away."""
-
-Spawn = Callable[[Callable[[], Awaitable[None]]], object]
 
 
 class ControlReads(Protocol):

@@ -28,7 +28,8 @@ from typing import Final, Protocol
 import trio
 
 from logstore.base.clock import Clock
-from logstore.cluster.epochs.end_searches import ControlReads, LostChunks, NoLostChunks, Spawn, StreamSearch
+from logstore.cluster.epochs.end_searches import ControlReads, LostChunks, NoLostChunks, StreamSearch
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.owner_calls import APPEND_GROUP, FIND_END, CallServer, answered
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.cluster.interfaces import ReplicaFiles, StreamOwners
-from logstore.cluster.streams.late_reads import LateReads, Spawn
+from logstore.cluster.interfaces import ReplicaFiles, Spawn, StreamOwners
+from logstore.cluster.streams.late_reads import LateReads
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk

@@ -13,13 +13,12 @@ Invariants:
 * A chunk of which no member could be reached is not asked for again for AWAY_S where the tier has it.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 import trio
 
-from logstore.cluster.interfaces import StreamOwners
+from logstore.cluster.interfaces import Spawn, StreamOwners
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.errors import CairnError, ChunkUnreachable
 from logstore.log.ticket import Ticket
@@ -34,7 +33,6 @@ AWAY_S: Final = 10.0
 
 Place = tuple[str, int, int]
 """Stream, epoch of a chunk, offset."""
-Spawn = Callable[[Callable[[], Awaitable[None]]], object]
 
 
 class LateReads:
