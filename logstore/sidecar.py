@@ -220,9 +220,7 @@ async def _serve(settings: SidecarConfig) -> None:
             _start_upkeep(watched, reporter, tls, settings, nursery)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
-            if cluster is not None:
-                async with _end_at_signal(signals, report, nursery):
-                    await cluster.join(_named(listeners), nursery)
+            await _join(cluster, listeners, signals, report, nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
@@ -296,6 +294,19 @@ async def _start_cluster(
     limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
     local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
     return await start(settings.cluster, local)
+
+
+async def _join(
+    cluster: ClusterPart | None,
+    listeners: Sequence[Listener],
+    signals: AsyncIterator[int],
+    report: Report,
+    nursery: trio.Nursery,
+) -> None:
+    """Become a member of the cluster, if there is one. A signal ends the wait for the metadata store."""
+    if cluster is not None:
+        async with _end_at_signal(signals, report, nursery):
+            await cluster.join(_named(listeners), nursery)
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:

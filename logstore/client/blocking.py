@@ -229,9 +229,7 @@ class Client:
         def ask() -> int:
             trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body], stream))
             if trimmed.error:
-                raise SidecarRefused(
-                    f"trimming {stream} at {self.where}", code=trimmed.error, right="Delete on the topic"
-                )
+                raise SidecarRefused(f"trimming {stream} at {self.where}", code=trimmed.error)
             return trimmed.log_start_offset
 
         return self._retry(ask)
@@ -265,9 +263,7 @@ class Client:
         if produced.error in ELSEWHERE:
             self._connections.stray(stream)
         if produced.error:
-            raise SidecarRefused(
-                f"produce to {stream} at {self.where}", code=produced.error, right="Write on the topic"
-            )
+            raise SidecarRefused(f"produce to {stream} at {self.where}", code=produced.error)
         return produced.base_offset
 
     def _reach_leader(self, stream: TopicPartition) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from spe_adapter import Aggregate, Tumbling, agg, stateful
 from tests.security.conftest import PASSWORD, USER, Secured, cairn, make_certificates, tls_flags
@@ -112,18 +113,19 @@ def test_the_rights_of_the_page_are_enough(
         source = {**bob, "subscribe": "purchases", "startingOffsets": "earliest"}
         rows = spark.readStream.format("cairn").options(**source).load()
 
-        def sink(topic: str) -> StreamingQuery:
+        def sink(topic: str) -> Any:
             written = rows.select("key", "value").writeStream.format("cairn").options(**bob).option("topic", topic)
             return written.option("checkpointLocation", str(tmp_path / topic)).start()
 
-        def counted() -> StreamingQuery:
+        def counted() -> Any:
             operator = Aggregate(Tumbling("1 minute", time="timestamp"), n=agg.count())
             query = stateful(rows.select("value", "timestamp"), key="value", operator=operator, partitions=1)
             query = query.options(**bob).option("allowOtherQueries", "true")
             return query.start(topic="shouted", checkpointLocation=str(tmp_path / "counted"))
 
-        for start in (lambda: sink("shouted"), counted, counted):
-            query = start()
+        starts: list[Callable[[], Any]] = [partial(sink, "shouted"), counted, counted]
+        for start in starts:
+            query: Any = start()
             try:
                 query.processAllAvailable()
             finally:
