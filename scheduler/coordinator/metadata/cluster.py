@@ -32,8 +32,8 @@ from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
 
-LIMIT_BYTES: Final = 64 << 20
-"""Of keys and values: a takeover reads and checks some 10 MB a second."""
+LIMIT_BYTES: Final = 32 << 20
+"""Of keys and values: a takeover reads all of them, and etcd counts those that are left for each page that it gives."""
 TRIES: Final = 3
 """Of a transaction whose answer is lost, in one call; the store has tried all endpoints in each."""
 UNSURE: Final = "this host is not sure that its coordinator leads: the metadata store has not confirmed its lease"

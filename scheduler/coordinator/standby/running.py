@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -34,6 +34,9 @@ from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.online.records import EventOutcome
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
+
+MAX_REMEMBERED: Final = 1_000
+"""Requests that are over: a takeover reads them too, some 8 MB with 20 chunks each."""
 
 
 class ClusterSide(NamedTuple):
@@ -63,7 +66,9 @@ class StandingBy:
         self._coordinator: Coordinator | None = None
         """While this host leads."""
         self.address = Address("", 0)
-        self._settings = settings
+        planned = settings.coordinator
+        remembered = min(planned.max_remembered, MAX_REMEMBERED)
+        self._settings = replace(settings, coordinator=replace(planned, max_remembered=remembered))
         self._clients = settings.security.clients
         self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
