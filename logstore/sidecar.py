@@ -15,6 +15,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -56,6 +57,7 @@ from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
+    NO_USERS,
     READY,
     RECOVERED,
     STATE_NOT_RECLAIMED,
@@ -185,7 +187,8 @@ async def _serve(settings: SidecarConfig) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
-            cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
+            async with _end_at_signal(signals, report, nursery):
+                cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
             if cluster is not None:
                 callers = open_stores(
                     cluster.access, cluster.access, secrets.token_bytes, lambda: cluster.access.is_damaged
@@ -206,7 +209,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
                 here = _here(coordination, cluster.homes)
-            login = Authenticator(callers.users, settings.login, report)
+            login = _authenticator(settings, callers, report)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
@@ -217,8 +220,7 @@ async def _serve(settings: SidecarConfig) -> None:
             _start_upkeep(watched, reporter, tls, settings, nursery)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
-            if cluster is not None:
-                await cluster.join(_named(listeners), nursery)
+            await _join(cluster, listeners, signals, report, nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
@@ -294,6 +296,19 @@ async def _start_cluster(
     return await start(settings.cluster, local)
 
 
+async def _join(
+    cluster: ClusterPart | None,
+    listeners: Sequence[Listener],
+    signals: AsyncIterator[int],
+    report: Report,
+    nursery: trio.Nursery,
+) -> None:
+    """Become a member of the cluster, if there is one. A signal ends the wait for the metadata store."""
+    if cluster is not None:
+        async with _end_at_signal(signals, report, nursery):
+            await cluster.join(_named(listeners), nursery)
+
+
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
     """The addresses that clients are told, by the names of listeners: a listener has its place in the settings."""
     return {
@@ -302,6 +317,31 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
         )
         for number, listener in enumerate(listeners)
     }
+
+
+@asynccontextmanager
+async def _end_at_signal(signals: AsyncIterator[int], report: Report, nursery: trio.Nursery) -> AsyncIterator[None]:
+    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the nursery, since nothing is served yet;
+    SIGHUP is acted on later.
+    """
+    has_hung_up = False
+
+    async def end() -> None:
+        nonlocal has_hung_up
+        async for number in signals:
+            if number != signal.SIGHUP:
+                report(STOPPING, signal=signal.Signals(number).name)
+                service_manager.notify(service_manager.STOPPING)
+                nursery.cancel_scope.cancel()
+                return
+            has_hung_up = True
+
+    async with trio.open_nursery() as watch:
+        watch.start_soon(end)
+        yield
+        watch.cancel_scope.cancel()
+    if has_hung_up:
+        signal.raise_signal(signal.SIGHUP)
 
 
 async def _stop_signal(
@@ -328,6 +368,15 @@ async def _stop_signal(
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
+
+
+def _authenticator(settings: SidecarConfig, callers: CallerStores, report: Report) -> Authenticator:
+    """What logins share; says so if clients are to log in and there is no user."""
+    if callers.users.is_empty and any(listener.protocol.needs_login for listener in settings.listeners):
+        where = f"--data-dir {settings.data_dir}" if settings.cluster is None else "--cluster URL"
+        at = "while this sidecar is stopped" if settings.cluster is None else "with the URL of this cluster"
+        report(NO_USERS, why=f"nobody can log in to the SASL listeners: cairn user add NAME {where}, {at}")
+    return Authenticator(callers.users, settings.login, report)
 
 
 def _say_ready(

@@ -12,7 +12,8 @@ import random
 import secrets
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ import trio
 
 from logstore.access.entries import LedgerEntries
 from logstore.base.directory import locked_directory
+from logstore.base.errors import DirectoryInUse
 from logstore.base.events import ignore
 from logstore.base.failures import leaves
 from logstore.client import users as requests
@@ -213,10 +215,24 @@ def _in_cluster(where: EtcdUrl | SqliteUrl, security: ClusterSecurity, act: Act)
     trio.run(run)
 
 
+@contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    """The lock of a data directory. Raises DirectoryInUse, which says how to reach the sidecar that has it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_directory(data_dir, "sidecar"))
+        except DirectoryInUse as error:
+            raise DirectoryInUse(
+                f"{str(error).partition(';')[0]}, which has its users: leave --data-dir out, and give --servers "
+                "HOST:PORT, with --command-config FILE of a user with Alter on the cluster if there are users"
+            ) from error
+        yield
+
+
 def _offline(data_dir: Path, act: Act, *, is_change: bool) -> None:
     """Open the users of a data directory, act, and make durable what was changed. Raises CairnError, OSError."""
     refuse_foreign_files(data_dir)
-    with locked_directory(data_dir, "sidecar"):
+    with _locked(data_dir):
         if is_change:
             refuse_adopted(data_dir, "Its users are those of the cluster: give --cluster URL, not --data-dir")
         files = OsFiles(data_dir)

@@ -62,6 +62,10 @@ _REFUSALS: Final[dict[ResourceType, tuple[type[CairnError], str]]] = {
 }
 
 
+MAX_SHOWN_CHARACTERS: Final = 249
+"""Of a name in an answer: Kafka's texts of errors have 32 KiB at most."""
+
+
 class Subject(Protocol):
     """Who asks."""
 
@@ -72,6 +76,13 @@ class Subject(Protocol):
     @property
     def host(self) -> str:
         """The address that the request comes from."""
+
+
+def refusal(who: Subject, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> str:
+    """Who lacks which right."""
+    _, word = _REFUSALS[resource_type]
+    shown = "the cluster" if resource_type is ResourceType.CLUSTER else f"{word} {name[:MAX_SHOWN_CHARACTERS]!r}"
+    return f"{who.principal[:MAX_SHOWN_CHARACTERS]} may not {operation.name} {shown}"
 
 
 def _nobody() -> bool:
@@ -137,8 +148,8 @@ class Authorizer:
     ) -> None:
         """Raise the error of the resource's type (TopicAuthorizationFailed, …) unless `who` may do this."""
         if not self.allows(who, operation, resource_type, name):
-            kind, word = _REFUSALS[resource_type]
-            raise kind(f"{who.principal} may not {operation.name} {word} {name!r}; ask for an ACL that allows it")
+            kind, _ = _REFUSALS[resource_type]
+            raise kind(f"{refusal(who, operation, resource_type, name)}; ask for an ACL that allows it")
 
     def operations(self, who: Subject, resource_type: ResourceType, name: str = CLUSTER_NAME) -> int:
         """What `who` may do with a resource, as the bits of Kafka's answers."""

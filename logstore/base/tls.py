@@ -104,6 +104,10 @@ class ServerTls:
             # An empty password, instead of none, keeps OpenSSL from asking for one at the terminal.
             context.load_cert_chain(files.certificate, files.key or None, password or b"")
         except OSError as error:  # ssl.SSLError is one
+            if isinstance(error, ssl.SSLError) and not files.key and not _has_key(files.certificate):
+                raise TlsError(
+                    f"there is no private key in tls-certificate {files.certificate!r}: give tls-key"
+                ) from error
             raise TlsError(
                 f"tls-certificate {files.certificate!r} with tls-key {files.key or files.certificate!r} cannot be "
                 f"used: {_reason(error)}; give PEM files that belong together"
@@ -160,6 +164,12 @@ def _read_whole(*names: str) -> None:
         if name:
             with open(name, "rb") as file:
                 file.read()
+
+
+def _has_key(name: str) -> bool:
+    """Whether a PEM file has a private key. Raises OSError."""
+    with open(name, "rb") as file:
+        return b"PRIVATE KEY-----" in file.read()
 
 
 def _password(path: str) -> bytes:

@@ -115,7 +115,7 @@ class Admin:
     def group_names(self) -> list[str]:
         """The names of all groups, sorted."""
         error, names = self._of_groups(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1])
-        self._check(error, "groups")
+        self._check(error, "groups", "Describe on the group")
         return names
 
     def groups(self, names: Sequence[str]) -> dict[str, GroupInfo]:
@@ -132,7 +132,7 @@ class Admin:
             found |= described
         for name, group in found.items():
             if group.error != GROUP_ID_NOT_FOUND:
-                self._check(group.error, f"group {name!r}")
+                self._check(group.error, f"group {name!r}", "Describe on the group")
         return found
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
@@ -141,7 +141,7 @@ class Admin:
         error, offsets = self._of_groups(
             wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1]
         )
-        self._check(error, f"offsets of group {group!r}")
+        self._check(error, f"offsets of group {group!r}", "Describe on the group")
         return offsets
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -154,7 +154,7 @@ class Admin:
                 wire.OFFSET_COMMIT, request, admin_wire.offset_commit_reply, lambda found: found.values()
             )
             for stream, error in answers.items():
-                self._check(error, f"offset of {stream} for group {group!r}")
+                self._check(error, f"offset of {stream} for group {group!r}", "Read on the group and on the topic")
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. Raises SidecarRefused (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""
@@ -162,7 +162,7 @@ class Admin:
         answers = self._of_groups(
             wire.DELETE_GROUPS, request, admin_wire.delete_groups_reply, lambda found: found.values()
         )
-        self._check(self._only(answers, group), f"group {group!r}")
+        self._check(self._only(answers, group), f"group {group!r}", "Delete on the group")
 
     # ---- topics
 
@@ -170,7 +170,7 @@ class Admin:
         """Delete a topic and its records. Raises SidecarRefused (UNKNOWN_TOPIC_OR_PARTITION)."""
         request = admin_wire.delete_topics_request([topic], timeout_ms=DELETION_MS)
         answers = self._client.call(wire.DELETE_TOPICS, request, admin_wire.delete_topics_reply)
-        self._check(self._only(answers, topic), f"topic {topic!r}")
+        self._check(self._only(answers, topic), f"topic {topic!r}", "Delete on the topic")
 
     def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change settings of a topic; None resets a setting to its default. Raises InvalidConfig, SidecarRefused."""
@@ -178,17 +178,19 @@ class Admin:
         error, message = self._client.call(wire.INCREMENTAL_ALTER_CONFIGS, request, admin_wire.alter_topic_reply)
         if error == INVALID_CONFIG:
             raise InvalidConfig(message or f"settings of topic {topic!r}")
-        self._check(error, message or f"topic {topic!r}")
+        self._check(error, message or f"topic {topic!r}", "AlterConfigs on the topic")
 
-    def sizes(self) -> dict[TopicPartition, int]:
-        """The bytes of each stream's chunks."""
+    def sizes(self) -> dict[TopicPartition, int] | None:
+        """The bytes of each stream's chunks; None without Describe on the cluster."""
         request = admin_wire.log_dirs_request()
 
-        def ask() -> dict[TopicPartition, int]:
+        def ask() -> dict[TopicPartition, int] | None:
             found: dict[TopicPartition, int] = {}
             hosts: Sequence[Address | None] = self._asked_hosts() or [None]
             for host in hosts:
                 sizes = self._client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+                if sizes is None:
+                    return None
                 found |= {stream: max(size, found.get(stream, 0)) for stream, size in sizes.items()}
             return found
 
@@ -224,7 +226,7 @@ class Admin:
     def _find_coordinator(self) -> Address:
         request = admin_wire.find_coordinator_request("cairn")
         error, address = self._client.call_once(wire.FIND_COORDINATOR, request, admin_wire.find_coordinator_reply, None)
-        self._check(error, "the coordinator of groups")
+        self._check(error, "the coordinator of groups", "Describe on a group")
         return address
 
     def _retry(self, ask: Callable[[], T]) -> T:
@@ -239,9 +241,9 @@ class Admin:
 
     # ---- checks
 
-    def _check(self, error: int, what: str) -> None:
+    def _check(self, error: int, what: str, right: str) -> None:
         if error:
-            raise SidecarRefused(f"{what} at {self._client.where}", code=error)
+            raise SidecarRefused(f"{what} at {self._client.where}", code=error, right=right)
 
     def _only(self, answers: Mapping[str, int], name: str) -> int:
         if name not in answers:

@@ -267,12 +267,15 @@ def log_dirs_request() -> bytes:
     return bytes(writer.data)
 
 
-def log_dirs_reply(body: Buffer) -> dict[TopicPartition, int]:
-    """The bytes of each stream's chunks. Raises MalformedReply."""
+def log_dirs_reply(body: Buffer) -> dict[TopicPartition, int] | None:
+    """The bytes of each stream's chunks; None: who asks may not know, and is told of no directory. Raises
+    MalformedReply.
+    """
     reader = WireReader(body)
     reader.int32()  # throttle time
     sizes: dict[TopicPartition, int] = {}
-    for _ in range(reader.count()):
+    directories = reader.count()
+    for _ in range(directories):
         reader.int16(), reader.string()  # error code and name of the directory
         for _ in range(reader.count()):
             topic = reader.string()
@@ -280,7 +283,7 @@ def log_dirs_reply(body: Buffer) -> dict[TopicPartition, int]:
                 partition, size_bytes = reader.int32(), reader.int64()
                 reader.int64(), reader.int8()  # lag and whether it is moving here
                 sizes[TopicPartition(topic, partition)] = size_bytes
-    return sizes
+    return sizes if directories else None
 
 
 def _strings(writer: WireWriter, values: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.connections import Connections, parse_addresses, secured
 from logstore.client.errors import (
+    DESCRIBE_OR_CREATE,
     ELSEWHERE,
     INVALID_CONFIG,
     INVALID_PARTITIONS,
@@ -127,7 +128,7 @@ class Client:
             # A Kafka broker that creates a topic on demand first answers that the topic does not exist.
             waits = info.error in RETRIABLE or (create and info.error == UNKNOWN_TOPIC_OR_PARTITION)
             if not waits or self._network.monotonic_s() >= patience_s:
-                raise SidecarRefused(f"topic {topic!r} at {self.where}", code=info.error)
+                raise SidecarRefused(f"topic {topic!r} at {self.where}", code=info.error, right=DESCRIBE_OR_CREATE)
             self._network.sleep(_MAX_BACKOFF_S / 5)
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:

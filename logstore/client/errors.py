@@ -56,6 +56,9 @@ _NAMES: Final = {
     78: "OFFSET_NOT_AVAILABLE",
     87: "INVALID_RECORD",
 }
+DESCRIBE_TOPIC: Final = "Describe on the topic, as Read and Write do"
+READ_TOPIC: Final = "Read on the topic"
+DESCRIBE_OR_CREATE: Final = f"{DESCRIBE_TOPIC}, and Create where the topic is to be made"
 _ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
 _HINTS: Final = {
     UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` makes one",
@@ -81,20 +84,31 @@ class Unavailable(CairnError):
 
 def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     """What is raised at a time limit, with what to look at: a server that ends connections is there, and a sidecar of
-    an older version ends them at a request that it does not know.
+    an older version ends them at a request that it does not know; a server that answers says itself what is missing.
     """
+    if isinstance(failure, CairnError):
+        return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
         advice = "a server is there and ends the connection: is it a sidecar, of this version or a newer one?"
+    elif isinstance(failure, TimeoutError):
+        advice = (
+            "is the sidecar running there? A host of a cluster does not answer this while its metadata store is away "
+            "(metadata_away in its log)"
+        )
     else:
         advice = "is the sidecar running there?"
     return Unavailable(f"no answer from {where} within {limit_s:g} s ({failure}); {advice}")
 
 
 class SidecarRefused(CairnError):
-    """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do."""
+    """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do; `right` is
+    that which the request needs, where the answer does not name it.
+    """
 
-    def __init__(self, message: str, *, code: int) -> None:
+    def __init__(self, message: str, *, code: int, right: str = "") -> None:
         hint = _HINTS.get(code)
+        if hint == _ASK_FOR_RIGHTS and right:
+            hint = f"ask for an ACL that allows {right}"
         super().__init__(f"{message}: {name_of(code)}" + (f"; {hint}" if hint else ""))
         self.code = code
 

@@ -169,7 +169,9 @@ class _LoginExchange:
         while len(parts) < size:
             piece = self._connection.recv(size - len(parts))
             if not piece:
-                raise ConnectionError("the connection ended inside the login; is its listener a SASL one?")
+                with_tls = isinstance(self._connection, ssl.SSLSocket)
+                more = "" if with_tls else ", and one without TLS? With TLS it wants security.protocol=SASL_SSL"
+                raise ConnectionResetError(f"the connection ended inside the login; is its listener a SASL one{more}")
             parts += piece
         return bytes(parts)
 

@@ -22,6 +22,7 @@ import trio
 
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
@@ -168,6 +169,13 @@ class Survey:
             for partition, stream in zip(partitions, streams, strict=True)
         ]
         return PlacesReply(tuple(places), counts.is_complete)
+
+    def require_metadata(self) -> None:
+        """Raise MetadataUnavailable if the metadata store does not answer: who waits for it would not learn why."""
+        if self._store.statistics.away:
+            raise MetadataUnavailable(
+                f"the metadata store is away ({self._store.statistics.away}); records are written and read meanwhile"
+            )
 
     def is_alive(self, member: Member) -> bool:
         """Whether a member of a chunk is alive, on the disk that it was chosen with."""

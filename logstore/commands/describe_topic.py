@@ -13,7 +13,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import SidecarRefused, Unavailable
 from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.connection import connect_to
-from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_time
+from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_size, show_time
 from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummary
 from logstore.format.tier_summaries import TieredPartition
 
@@ -33,7 +33,7 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
         print_json({"topic": topic, "partitions": partitions, "configs": configs})
         return
     rows: list[tuple[Cell, ...]] = [
-        (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
+        (entry["partition"], entry["earliest"], entry["latest"], show_size(entry["bytes"])) for entry in partitions
     ]
     _print(("partition", "earliest", "latest", "size"), rows, partitions)
     print_fields(sorted(configs.items()))
@@ -76,7 +76,7 @@ def _known(client: Client, streams: Sequence[TopicPartition]) -> list[dict[str, 
             "partition": stream.partition,
             "earliest": earliest[stream].offset,
             "latest": latest[stream].offset,
-            "bytes": sizes.get(stream, 0),
+            "bytes": None if sizes is None else sizes.get(stream, 0),
             "tier": _tier(tiered[stream.topic].get(stream.partition)),
         }
         for stream in streams
@@ -188,12 +188,11 @@ def wait_text(stream: TopicPartition, wait: WaitSummary) -> str:
 
 
 def _row(entry: dict[str, Any]) -> tuple[Cell, ...]:
-    size = None if entry["bytes"] is None else show_bytes(entry["bytes"])
     return (
         entry["partition"],
         entry["earliest"],
         entry["latest"],
-        size,
+        show_size(entry["bytes"]),
         entry["owner"],
         entry["epoch"],
         ",".join(entry["replicas"]) or None,

@@ -16,7 +16,7 @@ from logstore.base.racks import domains
 from logstore.client.admin import Admin
 from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.output import Cell, print_json, print_table, run, show_time
-from logstore.errors import HostStays
+from logstore.errors import HostStays, UnknownHost
 from logstore.format.host_summaries import DRAIN, REMOVE, UNDRAIN, HostsReply, HostSummary
 
 TITLES = ("host", "node", "rack", "state", "streams", "chunks", "missing", "link", "addresses")
@@ -172,9 +172,17 @@ def _undrain(admin: Admin, arguments: argparse.Namespace) -> int:
 
 def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
     name: str = arguments.host
+    was_known = False
 
     def look() -> tuple[bool, str, dict[str, Any]]:
-        chunks = admin.change_host(name, REMOVE).chunks
+        nonlocal was_known
+        try:
+            chunks = admin.change_host(name, REMOVE).chunks
+        except UnknownHost:
+            if not was_known:
+                raise
+            chunks = 0  # somebody else has removed it meanwhile
+        was_known = True
         text = f"{chunks} chunks still name host {name}" if chunks else f"host {name} is removed: no chunk names it"
         return not chunks, text, {"host": name, "chunks": chunks}
 

@@ -51,13 +51,19 @@ def run(name: str, arguments: argparse.Namespace, work: Callable[[argparse.Names
         _complain(name, str(error))
         return EXIT_USAGE
     except Unavailable as error:
-        is_closed = isinstance(error.__cause__, ConnectionResetError)
-        _complain(name, f"{error} {ASKS_FOR_MORE if is_closed else NOBODY}")
+        _complain(name, f"{error}{_more_about(error)}")
         return EXIT_FAILED
     except (CairnError, OSError) as error:
         _complain(name, sentence(error))
         return EXIT_FAILED
     return status
+
+
+def _more_about(error: Unavailable) -> str:
+    """What to do about a sidecar that is not there, or ends connections; nothing, if it answers, or is silent."""
+    if isinstance(error.__cause__, CairnError | TimeoutError):
+        return ""
+    return f" {ASKS_FOR_MORE if isinstance(error.__cause__, ConnectionResetError) else NOBODY}"
 
 
 def _complain(name: str, message: str) -> None:
@@ -107,6 +113,11 @@ def show_bytes(count: int) -> str:
             break
         size, unit = size / _KIBI, larger
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def show_size(count: int | None) -> str | None:
+    """A number of bytes for people, or None if it is not known."""
+    return None if count is None else show_bytes(count)
 
 
 def show_age(age_ms: int) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 from logstore.client.admin import STREAMS_PER_REQUEST
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import SidecarRefused
+from logstore.client.errors import DESCRIBE_TOPIC, SidecarRefused
 from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.output import UsageError, parse_time
 
@@ -36,7 +36,9 @@ def offsets_at(client: Client, streams: list[TopicPartition], moment: int) -> di
         answers = client.offsets(dict.fromkeys(some, moment))
         for stream in some:
             if answers[stream].error:
-                raise SidecarRefused(f"offsets of {stream} at {client.where}", code=answers[stream].error)
+                raise SidecarRefused(
+                    f"offsets of {stream} at {client.where}", code=answers[stream].error, right=DESCRIBE_TOPIC
+                )
             found[stream] = answers[stream].offset
     behind = [stream for stream, offset in found.items() if offset == _NO_RECORD]
     return found | (offsets_at(client, behind, LATEST) if behind else {})

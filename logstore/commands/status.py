@@ -1,9 +1,12 @@
 """`cairn status`: a sidecar at a glance. Changes nothing."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from logstore.client.admin import Admin
+from logstore.client.blocking import Client
+from logstore.client.errors import Unavailable
 from logstore.commands.connection import add_connection_arguments, connect
 from logstore.commands.output import print_fields, print_json, run, show_age, show_bytes, show_time
 from logstore.format.operator_api import SidecarReply
@@ -23,11 +26,7 @@ def _status(arguments: argparse.Namespace) -> int:
     with connect(arguments) as client:
         admin = Admin(client)
         sidecar, cluster = admin.sidecar(), admin.cluster()
-        groups = len(admin.group_names())
-        queries, readers = admin.queries(), max(sidecar.readers, len(client.reader_names()))
-    # One host of a cluster has all queries and readers, and any host answers about them.
-    stuck = [query.query for query in queries if query.state == "stuck"]
-    count = max(sidecar.queries, len(queries))
+        groups, readers, count, stuck = _counts(client, admin, sidecar)
     if arguments.json:
         print_json(
             {
@@ -71,6 +70,22 @@ def _status(arguments: argparse.Namespace) -> int:
         ]
     )
     return 0
+
+
+def _counts(
+    client: Client, admin: Admin, sidecar: SidecarReply
+) -> tuple[int | None, int | None, int | None, list[str] | None]:
+    """How many groups, readers and queries there are, and which queries are stuck; None: nobody says, and why not goes
+    to standard error. One host of a cluster has them all, and any host answers about them.
+    """
+    try:
+        groups, queries = len(admin.group_names()), admin.queries()
+        readers = max(sidecar.readers, len(client.reader_names()))
+    except Unavailable as error:
+        print(f"cairn status: groups, readers and queries are not known: {error}", file=sys.stderr)
+        return None, None, None, None
+    stuck = [query.query for query in queries if query.state == "stuck"]
+    return groups, readers, max(sidecar.queries, len(queries)), stuck
 
 
 def _advertised(hosts: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from logstore.commands.output import (
     print_json,
     print_table,
     run,
-    show_bytes,
+    show_size,
 )
 
 
@@ -93,16 +93,20 @@ def _done(arguments: argparse.Namespace, what: str, topic: str) -> None:
 def _list(client: Client, *, as_json: bool) -> None:
     sizes = Admin(client).sizes()
     total_bytes: dict[str, int] = {}
-    for stream, size_bytes in sizes.items():
+    for stream, size_bytes in ({} if sizes is None else sizes).items():
         total_bytes[stream.topic] = total_bytes.get(stream.topic, 0) + size_bytes
     found: list[dict[str, Any]] = [
-        {"topic": name, "partitions": len(info.partitions), "bytes": total_bytes.get(name, 0)}
+        {
+            "topic": name,
+            "partitions": len(info.partitions),
+            "bytes": None if sizes is None else total_bytes.get(name, 0),
+        }
         for name, info in sorted(client.topics().items())
     ]
     if as_json:
         print_json({"topics": found})
         return
-    rows = [(topic["topic"], topic["partitions"], show_bytes(topic["bytes"])) for topic in found]
+    rows = [(topic["topic"], topic["partitions"], show_size(topic["bytes"])) for topic in found]
     print_table(("topic", "partitions", "size"), rows, nothing="there are no topics")
 
 

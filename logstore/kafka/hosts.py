@@ -45,6 +45,7 @@ async def _handle(
     """Answer one request."""
     try:
         request = decode_request(api_key, body)
+        survey.require_metadata()
         if isinstance(request, DescribePlacesRequest):
             table.require(broker, DESCRIBE_PLACES, caller, request.topic)
             placement = broker.placement

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from logstore.client.blocking import Client
-from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
+from logstore.client.errors import READ_TOPIC, UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
 from spe_adapter.datasource.options import SourcePosition, Strategy, Subscription
@@ -44,7 +44,9 @@ class Catalogue:
         for name, info in sorted(found.items()):
             if info.error and not (info.error == UNKNOWN_TOPIC_OR_PARTITION and name in known_topics):
                 raise SidecarRefused(
-                    f"option 'subscribe' names topic {name!r}, at {self._client.where}", code=info.error
+                    f"option 'subscribe' names topic {name!r}, at {self._client.where}",
+                    code=info.error,
+                    right=READ_TOPIC,
                 )
             streams += (TopicPartition(name, partition) for partition in info.partitions)
         return streams
@@ -61,7 +63,7 @@ class Catalogue:
             if info.error == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if info.error:
-                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error)
+                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error, right=READ_TOPIC)
             offsets[stream] = info.offset
         return offsets
 
@@ -100,6 +102,6 @@ class Catalogue:
         offsets: Offsets = {}
         for stream, info in self._client.offsets(timestamps_ms).items():
             if info.error:
-                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error)
+                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error, right=READ_TOPIC)
             offsets[stream] = info.offset
         return offsets

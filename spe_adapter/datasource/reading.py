@@ -12,7 +12,14 @@ from typing import Final
 import pyarrow as pa
 
 from logstore.client.blocking import Client
-from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused, Unavailable
+from logstore.client.errors import (
+    NONE,
+    OFFSET_OUT_OF_RANGE,
+    READ_TOPIC,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    SidecarRefused,
+    Unavailable,
+)
 from logstore.client.network import Network
 from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.errors import CorruptBatch
@@ -84,7 +91,7 @@ class _Reading:
             self._lost(f"{stream} does not exist any more; its records from {position} to {end - 1} are gone")
             return end
         if fetched.error != OFFSET_OUT_OF_RANGE:
-            raise SidecarRefused(f"fetch of {stream} at {self._client.where}", code=fetched.error)
+            raise SidecarRefused(f"fetch of {stream} at {self._client.where}", code=fetched.error, right=READ_TOPIC)
         first = self._client.offsets({stream: EARLIEST})[stream]
         last = self._client.offsets({stream: LATEST})[stream]
         if first.error or last.error:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
+from logstore.client.errors import DESCRIBE_OR_CREATE, UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
 from logstore.client.wire import LATEST
 from logstore.errors import InvalidPartitions, TopicExists
 from logstore.format.control import MARK_TYPE
@@ -43,7 +43,7 @@ def prepare_topic(
             return prepare_topic(client, topic, partitions, default, settings)
         return partitions or default
     if info.error:
-        raise SidecarRefused(f"topic {topic!r} at {client.where}", code=info.error)
+        raise SidecarRefused(f"topic {topic!r} at {client.where}", code=info.error, right=DESCRIBE_OR_CREATE)
     there = len(info.partitions)
     if partitions is None:
         return there
@@ -61,7 +61,7 @@ def prepare_late_topic(client: Client, topic: str, partitions: int) -> None:
             return
         info = client.topics([topic])[topic]
     if info.error:
-        raise SidecarRefused(f"topic {topic!r} at {client.where}", code=info.error)
+        raise SidecarRefused(f"topic {topic!r} at {client.where}", code=info.error, right=DESCRIBE_OR_CREATE)
     if len(info.partitions) < partitions:
         raise InvalidPartitions(
             f"{partitions} state partitions, but topic {topic!r}, for late rows, has {len(info.partitions)}; give it "

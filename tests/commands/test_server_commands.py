@@ -153,7 +153,7 @@ def test_topics_are_created_changed_grown_and_deleted(sidecar: Sidecar, client: 
     produce(client, "life", 3)
     listed = {topic["topic"]: topic for topic in ask(sidecar, "topics", "--json").json["topics"]}
     assert listed["life"]["partitions"] == 2
-    assert listed["life"]["bytes"] == Admin(client).sizes()[TopicPartition("life", 0)] > 0
+    assert listed["life"]["bytes"] == (Admin(client).sizes() or {})[TopicPartition("life", 0)] > 0
     described = ask(sidecar, "topics", "describe", "life", "--json").json
     assert [(p["earliest"], p["latest"]) for p in described["partitions"]] == [(0, 3), (0, 0)]
     assert described["configs"]["retention.ms"] == "5000"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.security.conftest import PASSWORD, USER, Secured
+from spe_adapter import Aggregate, Tumbling, agg, stateful
+from tests.security.conftest import PASSWORD, USER, Secured, cairn, make_certificates, tls_flags
 from tests.support.limits import PATIENCE_S
-from tests.support.sidecar import ROOT
+from tests.support.sidecar import ROOT, Sidecar
 from tests.support.spark_session import start_spark
 
 pytestmark = pytest.mark.spark
@@ -65,3 +69,69 @@ def test_the_example_runs(spark: SparkSession, secured: Secured, tmp_path: Path)
         shown += path.read_text(errors="replace") if path.is_file() else ""
     assert PASSWORD not in shown
     assert PASSWORD not in secured.sidecar.log()
+
+
+def rights() -> str:
+    """The Python example of docs/acls.md, which gives bob the rights of its table."""
+    (found,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/acls.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return str(found)
+
+
+@pytest.mark.slow
+def test_the_rights_of_the_page_are_enough(
+    spark: SparkSession, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With the rights of docs/acls.md, given as the page's Python gives them, a user's source, sink and stateful query
+    make their topics and commit, and start again; without them the sink is refused, and the error names the right.
+    """
+    found = make_certificates(tmp_path_factory.mktemp("pems"))
+    for user in ("alice", "bob"):
+        added = cairn("user", "add", user, "--data-dir", str(tmp_path / "data"), text=f"{PASSWORD}\n")
+        assert added.returncode == 0, added.stderr
+    flags = (*tls_flags(found, "none"), "--super-users", "User:alice")
+    with Sidecar(tmp_path / "data", *flags, protocol="SASL_SSL") as sidecar:
+        address = f"127.0.0.1:{sidecar.port}"
+        login = {
+            "bootstrap.servers": address, "security.protocol": "SASL_SSL", "ssl.ca.location": str(found.ca),
+            "sasl.mechanism": "PLAIN", "sasl.username": "alice", "sasl.password": PASSWORD,
+        }  # fmt: skip
+        producer = confluent_kafka.Producer(login)
+        for number in range(10):
+            producer.produce("purchases", f"tea {number}")
+        assert producer.flush(PATIENCE_S) == 0
+        code = rights().replace("queue.example.org:9092", address).replace("/etc/cairn/ca.pem", str(found.ca))
+        exec(compile(code, "docs/acls.md", "exec"), {"password": PASSWORD})
+        jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+        bob = {
+            "kafka.bootstrap.servers": address, "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-512", "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": str(found.ca),
+            "kafka.sasl.jaas.config": f'{jaas} username="bob" password="{PASSWORD}";',
+        }  # fmt: skip
+        source = {**bob, "subscribe": "purchases", "startingOffsets": "earliest"}
+        rows = spark.readStream.format("cairn").options(**source).load()
+
+        def sink(topic: str) -> Any:
+            written = rows.select("key", "value").writeStream.format("cairn").options(**bob).option("topic", topic)
+            return written.option("checkpointLocation", str(tmp_path / topic)).start()
+
+        def counted() -> Any:
+            operator = Aggregate(Tumbling("1 minute", time="timestamp"), n=agg.count())
+            query = stateful(rows.select("value", "timestamp"), key="value", operator=operator, partitions=1)
+            query = query.options(**bob).option("allowOtherQueries", "true")
+            return query.start(topic="shouted", checkpointLocation=str(tmp_path / "counted"))
+
+        starts: list[Callable[[], Any]] = [partial(sink, "shouted"), counted, counted]
+        for start in starts:
+            query: Any = start()
+            try:
+                query.processAllAvailable()
+            finally:
+                query.stop()
+            producer.produce("purchases", "more")
+            assert producer.flush(PATIENCE_S) == 0
+        refused = sink("other")
+        with pytest.raises(StreamingQueryException, match=r"topic 'other'.*Create|may not CREATE topic 'other'"):
+            refused.processAllAvailable()

@@ -333,3 +333,10 @@ async def test_the_handshakes_that_hold_most_end() -> None:
         assert ended == sorted(ended, reverse=True), "the oldest first"
         with pytest.raises(HandshakeFailed, match="more than"):
             handshakes.received(small[0], MAX_BYTES)
+
+
+def test_a_certificate_without_its_key_is_named(tmp_path: Path) -> None:
+    """A file that has the certificate alone, and no key given: the error asks for the key."""
+    found = make_certificates(tmp_path)
+    with pytest.raises(TlsError, match=r"there is no private key in tls-certificate '.*server.pem': give tls-key"):
+        ServerTls(TlsFiles(str(found.server)))

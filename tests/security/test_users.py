@@ -14,7 +14,7 @@ import trio
 
 from logstore.access.entries import LedgerEntries
 from logstore.client.blocking import Client, parse_addresses
-from logstore.client.errors import SecurityFailed
+from logstore.client.errors import SecurityFailed, Unavailable
 from logstore.client.security import ClientSecurity as Security
 from logstore.client.security import SaslSecurity
 from logstore.errors import CorruptFile
@@ -35,6 +35,8 @@ from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from tests.security.conftest import PASSWORD, USER, Secured, cairn
 from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 SALT = bytes(range(32))
 
@@ -290,6 +292,7 @@ def test_a_data_directory_in_use_is_refused(secured: Secured) -> None:
     refused = cairn("user", "add", "eve", "--data-dir", str(secured.sidecar.data_dir), text="x\n")
     assert refused.returncode == 1
     assert "in use by another sidecar" in refused.stderr
+    assert "leave --data-dir out, and give --servers HOST:PORT" in refused.stderr
 
 
 def test_nothing_of_a_password_is_on_disk(secured: Secured) -> None:
@@ -362,3 +365,28 @@ def test_a_change_is_reported_with_the_principal_that_made_it(secured: Secured) 
                 break
             waiting.wait(0.05)
         assert principal in lines[0]
+
+
+def test_why_a_login_failed_is_said_plainly(secured: Secured) -> None:
+    """A wrong password and an unknown user are one plain reason in the log, of SCRAM as of PLAIN."""
+    with pytest.raises(SecurityFailed), client_of(secured, USER, "wrong") as client:
+        client.topics()
+    until(lambda: "the password is wrong, or there is no such user (The client keys" in secured.sidecar.log(), "why")
+
+
+def test_a_client_without_tls_is_told_of_tls(secured: Secured) -> None:
+    """At a listener with TLS, whose end of the connection is all that it hears; it is not told to start a sidecar."""
+    security = Security(None, SaslSecurity("SCRAM-SHA-512", USER, PASSWORD))
+    address = parse_addresses(secured.address("SASL_SSL"))
+    with (
+        Client(address, limit_s=0.5, request_timeout_s=PATIENCE_S, security=security) as client,
+        pytest.raises(Unavailable, match=r"security.protocol=SASL_SSL\); a server is there and ends the connection"),
+    ):
+        client.topics()
+
+
+def test_a_listener_that_nobody_can_log_in_to_is_named(tmp_path: Path) -> None:
+    """A SASL listener and no user: the sidecar starts, and says how a user is added."""
+    with Sidecar(tmp_path / "data", protocol="SASL_PLAINTEXT") as sidecar:
+        until(lambda: "event=no_users" in sidecar.log(), "it says so")
+        assert f"cairn user add NAME --data-dir {tmp_path / 'data'}" in sidecar.log()

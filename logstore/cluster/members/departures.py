@@ -5,7 +5,8 @@ elsewhere and copy what it has (`logstore.replica.repair`), and claim its stream
 host may be asked, and whoever asked may go away meanwhile.
 
 Invariants:
-* Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm.
+* Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm. A host
+  of which the metadata store knows nothing, or nothing any more, is refused: its name may be a wrong one.
 * Who lives and who leaves is read from the metadata store, not taken from the view, which may be late; and what is
   changed is changed on the condition that it is still as it was read.
 * A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
@@ -24,7 +25,7 @@ Costs: `remove` reads all disks and members, and the entries of all sealed chunk
 last the disks once more.
 """
 
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import trio
@@ -64,6 +65,8 @@ class Departures:
         for _ in range(TRIES):
             members, leaving = await self._entries(schema.MEMBERS), await self._entries(schema.LEAVING)
             if host not in members:
+                if not await self._is_remembered(host):
+                    raise _never_seen(host, members)
                 raise UnknownHost(
                     f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
                 )
@@ -110,6 +113,8 @@ class Departures:
                         f"copy, the first is {held.example}; bring the host back, or another one that has them"
                     )
                 said = (await self._store.get(schema.leaving_key(host))).entry
+                if said is None and not held.chunks and not any(_host_of(entry) == host for entry in disks.values()):
+                    raise _never_seen(host, members)
                 revision = await self._say(host, schema.REMOVE, said, (_is_away(host),))
                 if revision is None:
                     continue  # somebody says something else, or the host is back
@@ -119,6 +124,13 @@ class Departures:
                 if await self._is_forgotten(host, revision):
                     return 0
         raise _unsettled(host)
+
+    async def _is_remembered(self, host: str) -> bool:
+        """Whether the metadata store has a disk of a host, or that it leaves."""
+        disks = await self._entries(schema.DISKS)
+        if any(_host_of(entry) == host for entry in disks.values()):
+            return True
+        return (await self._store.get(schema.leaving_key(host))).entry is not None
 
     # ---- the entry
 
@@ -258,6 +270,12 @@ def _unsettled(host: str) -> HostStays:
     return HostStays(
         f"what is said of host {host!r} changes all the time, or the host starts and ends: look at `cairn hosts`, and "
         "try again"
+    )
+
+
+def _never_seen(host: str, members: Iterable[str]) -> UnknownHost:
+    return UnknownHost(
+        f"there is no host {host!r}: no disk and no chunk is its; alive are {', '.join(sorted(members)) or 'none'}"
     )
 
 

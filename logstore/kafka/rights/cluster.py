@@ -8,7 +8,6 @@ from logstore.access.acls import ResourceType
 from logstore.kafka.pace import Pace
 from logstore.kafka.rights.rule import NOT_ASKED, Asked
 
-DENIED = "Cluster authorization failed."
 _NO_PRODUCER = -1
 _DESCRIBE_CONFIGS = 32
 _TOPIC = 2
@@ -19,7 +18,7 @@ async def whole(asked: Asked) -> Any:
     """The whole request, or CLUSTER_AUTHORIZATION_FAILED (in old versions without a code: an empty answer)."""
     if asked.may():
         return await asked.served()
-    return await asked.refused(error_code=asked.code(), error_message=DENIED, entries=None)
+    return await asked.refused(error_code=asked.code(), error_message=asked.why(), entries=None)
 
 
 async def create_acls(asked: Asked) -> Any:
@@ -34,7 +33,7 @@ async def delete_acls(asked: Asked) -> Any:
 
 async def _each_refused(asked: Asked, field: str, answers: str) -> Any:
     is_allowed = asked.may()
-    refusal = {"error_code": asked.code(), "error_message": DENIED}
+    refusal = {"error_code": asked.code(), "error_message": asked.why()}
     return await asked.answer_split(field, lambda _: is_allowed, answers, lambda _: refusal)
 
 
@@ -44,7 +43,7 @@ async def alter_quotas(asked: Asked) -> Any:
 
     def refusal(entry: Any) -> Mapping[str, Any]:
         entity = [{"entity_type": part.entity_type, "entity_name": part.entity_name} for part in entry.entity]
-        return {"error_code": asked.code(), "error_message": DENIED, "entity": entity}
+        return {"error_code": asked.code(), "error_message": asked.why(), "entity": entity}
 
     return await asked.answer_split("entries", lambda _: is_allowed, "entries", refusal)
 
@@ -54,7 +53,7 @@ async def alter_users(asked: Asked) -> Any:
     if asked.may():
         return await asked.served()
     names = dict.fromkeys(part.name for part in (*asked.request.deletions, *asked.request.upsertions))
-    refusals = [{"user": name, "error_code": asked.code(), "error_message": DENIED} for name in names]
+    refusals = [{"user": name, "error_code": asked.code(), "error_message": asked.why()} for name in names]
     return await asked.refused(results=refusals)
 
 
@@ -87,7 +86,9 @@ async def configs(asked: Asked) -> Any:
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,
             "error_code": asked.code(0 if resource.resource_type == _TOPIC else 1),
-            "error_message": "Topic authorization failed." if resource.resource_type == _TOPIC else DENIED,
+            "error_message": asked.why(resource.resource_name)
+            if resource.resource_type == _TOPIC
+            else asked.why(right=1),
             "configs": [],
         }
 

@@ -4,10 +4,11 @@ refused, so that the requests cost nothing otherwise.
 
 import uuid
 
+from logstore.access.authorizer import refusal
 from logstore.errors import TopicAuthorizationFailed
 from logstore.kafka import fetch, produce
 from logstore.kafka.api_types import Broker, Caller
-from logstore.kafka.rights.table import allows
+from logstore.kafka.rights.table import RULES, allows
 
 DENIED = "Topic authorization failed."
 
@@ -17,10 +18,18 @@ def produce_allowed(broker: Broker, request: produce.ProduceRequest, caller: Cal
     topics = [
         (key, partitions)
         if _may(broker, produce.KEY, caller, key)
-        else (key, [data._replace(problem=TopicAuthorizationFailed(DENIED)) for data in partitions])
+        else (key, [data._replace(problem=_refused(caller, key)) for data in partitions])
         for key, partitions in request.topics
     ]
     return request._replace(topics=topics)
+
+
+def _refused(caller: Caller, topic: str | uuid.UUID) -> TopicAuthorizationFailed:
+    """What is wrong with a partition; a topic that was named by its id is not named."""
+    if isinstance(topic, uuid.UUID):
+        return TopicAuthorizationFailed(DENIED)
+    (needed,) = RULES[produce.KEY].rights
+    return TopicAuthorizationFailed(refusal(caller, needed.operation, needed.resource_type, topic))
 
 
 def fetch_allowed(broker: Broker, request: fetch.FetchRequest, caller: Caller) -> fetch.FetchRequest:

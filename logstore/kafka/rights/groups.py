@@ -12,7 +12,6 @@ from logstore.kafka.metadata import GROUP_COORDINATOR
 from logstore.kafka.rights.rule import NOT_ASKED, Asked
 from logstore.kafka.rights.topics import refused_partitions
 
-DENIED = "Group authorization failed."
 _OFFSET_DELETE = 47
 
 
@@ -103,18 +102,21 @@ def _key(topic: Any) -> str:
 
 async def find_coordinator(asked: Asked) -> Any:
     """FindCoordinator: DESCRIBE on the group; transactional ids are refused for everybody."""
-    nowhere = {"error_code": asked.code(), "error_message": DENIED, "node_id": -1, "host": "", "port": -1}
+
+    def nowhere(key: str) -> Mapping[str, Any]:
+        return {"error_code": asked.code(), "error_message": asked.why(key), "node_id": -1, "host": "", "port": -1}
+
     is_group = getattr(asked.request, "key_type", GROUP_COORDINATOR) == GROUP_COORDINATOR
     if asked.version >= 4:
         return await asked.answer_split(
             "coordinator_keys",
             lambda key: not is_group or asked.may(key),
             "coordinators",
-            lambda key: {"key": key, **nowhere},
+            lambda key: {"key": key, **nowhere(key)},
         )
     if not is_group or asked.may(asked.request.key):
         return await asked.served()
-    return await asked.refused(**nowhere)
+    return await asked.refused(**nowhere(asked.request.key))
 
 
 async def describe(asked: Asked) -> Any:
@@ -123,7 +125,7 @@ async def describe(asked: Asked) -> Any:
         "groups",
         asked.may,
         "groups",
-        lambda group_id: {"group_id": group_id, "error_code": asked.code(), "error_message": DENIED},
+        lambda group_id: {"group_id": group_id, "error_code": asked.code(), "error_message": asked.why(group_id)},
     )
     operations = asked.broker.authorizer.operations
     groups = tuple(

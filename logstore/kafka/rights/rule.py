@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.access.acls import CLUSTER_NAME, Operation, ResourceType
+from logstore.access.authorizer import refusal
 from logstore.kafka.api_types import Broker, Caller
 from logstore.kafka.codec import EncodedAnswer, decode_answer
 from logstore.kafka.pace import Pace
@@ -70,6 +71,11 @@ class Asked:
     def code(self, right: int = 0) -> ErrorCode:
         """The error of a missing right."""
         return REFUSED[self.rights[right].resource_type]
+
+    def why(self, name: str = CLUSTER_NAME, right: int = 0) -> str:
+        """The text of a missing right, which names it."""
+        needed = self.rights[right]
+        return refusal(self.caller, needed.operation, needed.resource_type, name)
 
     async def served(self, **changes: Any) -> Any:
         """The handler's answer to the request, with some of its fields changed."""

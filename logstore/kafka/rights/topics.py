@@ -50,7 +50,7 @@ def by_name(answers: str) -> Guard:
             "topics",
             lambda topic: asked.may(topic.name),
             answers,
-            lambda topic: {"name": topic.name, "error_code": asked.code(), "error_message": DENIED},
+            lambda topic: {"name": topic.name, "error_code": asked.code(), "error_message": asked.why(topic.name)},
         )
 
     return guard
@@ -60,7 +60,12 @@ async def create(asked: Asked) -> Any:
     """CreateTopics: CREATE on the cluster (0) or on the topic (1); the settings are shown with DESCRIBE_CONFIGS (2)."""
 
     def refusal(topic: Any) -> Mapping[str, Any]:
-        return {"name": topic.name, "error_code": asked.code(1), "error_message": DENIED, "configs": None}
+        return {
+            "name": topic.name,
+            "error_code": asked.code(1),
+            "error_message": asked.why(topic.name, 1),
+            "configs": None,
+        }
 
     response = await asked.answer_split(
         "topics", lambda topic: asked.may() or asked.may(topic.name, 1), "topics", refusal
@@ -86,7 +91,7 @@ async def delete(asked: Asked) -> Any:
             "topic_names",
             asked.may,
             "responses",
-            lambda name: {"name": name, "error_code": asked.code(), "error_message": DENIED},
+            lambda name: {"name": name, "error_code": asked.code(), "error_message": asked.why(name)},
         )
 
     def name_of(topic: Any) -> str | None:
@@ -101,7 +106,8 @@ async def delete(asked: Asked) -> Any:
     def refusal(topic: Any) -> Mapping[str, Any]:
         name = name_of(topic)
         shown = name if topic.name is not None or (name is not None and asked.may(name, 1)) else None
-        return {"name": shown, "topic_id": topic.topic_id, "error_code": asked.code(), "error_message": DENIED}
+        why = DENIED if shown is None else asked.why(shown)
+        return {"name": shown, "topic_id": topic.topic_id, "error_code": asked.code(), "error_message": why}
 
     return await asked.answer_split("topics", is_allowed, "responses", refusal)
 

@@ -31,6 +31,13 @@ SAID_BY_SCRAMP: Final = frozenset(
 """Sentences of the package scramp that are reported as they are. Others may quote what the client sent."""
 
 
+PLAIN_WORDS: Final = {
+    "The client keys don't match.": "the password is wrong, or there is no such user",
+    "Server nonce doesn't match.": "the client repeats its own nonce, as librdkafka before 2.6.1 does",
+}
+"""What sentences of scramp mean for an operator."""
+
+
 class ScramExchange:
     """The server's side; `credential` is asked for that of the user whom the client's first message names."""
 
@@ -51,7 +58,8 @@ class ScramExchange:
             self._server.set_client_final(text)
             return str(self._server.get_server_final())
         except ScramException as error:
-            raise WrongLogin(why_refused(error)) from error
+            why, plain = why_refused(error), PLAIN_WORDS.get(str(error.args[0]) if error.args else "")
+            raise WrongLogin(why if plain is None else f"{plain} ({why})") from error
 
 
 def prepared(text: str) -> str | None:

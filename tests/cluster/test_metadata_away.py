@@ -1,0 +1,63 @@
+"""What commands say while the metadata store of a cluster does not answer."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, parse_addresses
+from logstore.commands.output import run
+from logstore.testing.cluster import Cluster
+from tests.metadata.support import needs_etcd
+from tests.support.cli import cairn
+from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
+
+pytestmark = needs_etcd
+
+
+def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `cairn hosts` and `cairn topics describe` ask is answered with the reason, and a command that gets such an
+    answer does not tell to start a sidecar.
+    """
+    with Cluster(tmp_path, ("a",)) as cluster:
+        (a,) = cluster
+        addresses = parse_addresses(cluster.bootstrap)
+        with Client(addresses, limit_s=PATIENCE_S) as client:
+            client.create_topic("orders", 2)
+        cluster.etcd.pause()
+        until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
+        # One answer, however late it comes: the client does not ask again.
+        with Client(addresses, limit_s=0.001, request_timeout_s=PATIENCE_S) as client:
+            asked: list[Callable[[], object]] = [Admin(client).hosts, lambda: Admin(client).places("orders")]
+            for ask in asked:
+
+                def work(_: argparse.Namespace, ask: Callable[[], object] = ask) -> int:
+                    ask()
+                    return 0
+
+                assert run("hosts", argparse.Namespace(), work) == 1
+                told = capsys.readouterr().err
+                assert "the metadata store is away (http://" in told
+                assert "running there" not in told
+                assert "Start one" not in told
+        cluster.etcd.go_on()
+
+
+@pytest.mark.slow
+def test_status_shows_what_the_host_knows_while_the_metadata_store_is_away(tmp_path: Path) -> None:
+    """Groups, readers and queries are not known, and why is said; all else is shown."""
+    with Cluster(tmp_path, ("a",)) as cluster:
+        (a,) = cluster
+        cluster.etcd.pause()
+        until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
+        shown = cairn("status", "--servers", a.address, "--timeout", "20")
+        assert shown.status == 0, shown.err
+        assert "groups, readers and queries are not known" in shown.err
+        assert "Start one" not in shown.err
+        assert "queries     -" in shown.out
+        cluster.etcd.go_on()
