@@ -336,7 +336,7 @@ class TrioCoordinatorClient(BaseClient):
         while True:
             try:
                 answer = core.parse_answer(await self._send(asked, request))
-            except FAILURES as error:
+            except (*FAILURES, NotUnderstood) as error:
                 if not asked.goes_on(error, trio.current_time()):
                     self._note_failure(asked)
                     raise asked.outcome(error) from error.__cause__

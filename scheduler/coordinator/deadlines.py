@@ -12,6 +12,8 @@ MAX_SLOWDOWN = 10
 an idle network, and a disk that also serves others is a few times slower."""
 MIN_MS = 30_000
 """Enough for connecting, a few retransmissions and a pause of a JVM, at any rate of the network."""
+MAX_MS = 10**15
+"""No deadline: for a rate that is next to nothing, whose time is no whole number."""
 WITHOUT_RATES_MS = 600_000
 """The deadline without known rates: that of a silent writer."""
 
@@ -19,7 +21,7 @@ WITHOUT_RATES_MS = 600_000
 def chunk_deadline_ms(topology: Topology) -> int:
     """The deadline of a chunk in flight, in milliseconds."""
     slowest_s = max(_times_s(topology), default=None)
-    return WITHOUT_RATES_MS if slowest_s is None else max(MIN_MS, round(MAX_SLOWDOWN * slowest_s * 1000))
+    return WITHOUT_RATES_MS if slowest_s is None else max(MIN_MS, round(min(MAX_SLOWDOWN * slowest_s * 1000, MAX_MS)))
 
 
 def _times_s(topology: Topology) -> Iterator[float]:

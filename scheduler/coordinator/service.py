@@ -54,6 +54,11 @@ CONFLICT = 409
 UNAVAILABLE = 503
 INCONSISTENT = "an event failed in the middle; the plan is rebuilt from the stored state"
 MAX_REBUILD_PAUSE_S = 30.0
+NEARLY_FULL_BYTES = 16 << 20
+"""While the store takes less than this, requests that are over are remembered for no longer than FULL_REMEMBER_MS: they
+must not keep out requests and checkpoints."""
+FULL_REMEMBER_MS = 60_000
+"""As long as clients ask again whose answer was lost."""
 PLAN_PATIENCE_S = 1.0
 """How long an answer waits for the plan, beyond the time for which events are gathered."""
 
@@ -232,7 +237,9 @@ class Coordinator:
         for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
         self._report_unreachable()
-        self.journal.record(self.registry.forget(now_ms - settings.remember_ms, settings.max_remembered))
+        is_full = self.journal.left_bytes < NEARLY_FULL_BYTES
+        remember_ms = min(settings.remember_ms, FULL_REMEMBER_MS) if is_full else settings.remember_ms
+        self.journal.record(self.registry.forget(now_ms - remember_ms, settings.max_remembered))
 
     def _revoke_overdue(self, record: ChunkRecord, now_ms: int) -> None:
         """Revoke a chunk that hangs: its capacity is free again, and its hosts are avoided when it is planned again."""

@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.testing.ports import free_port
-from scheduler.client import CoordinatorClient, CoordinatorError, CoordinatorUnavailable, Go, NotFound, core
+from scheduler.client import (
+    CoordinatorClient,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    Go,
+    NotFound,
+    NotUnderstood,
+    core,
+)
 from scheduler.client.addresses import MAX_ADDRESSES, AddressRound, Url, parse_addresses
 from scheduler.client.errors import LedElsewhere
 from scheduler.client.trio_client import TrioCoordinatorClient
@@ -150,6 +158,26 @@ def test_an_answer_of_the_leader_is_final() -> None:
             assert found.who() == [0]
 
         with_both(found.urls, use)
+
+
+def test_an_address_that_is_no_coordinators_any_more_hides_no_leader() -> None:
+    """Something else listens at the first address: the leader is asked, and remembered. Where it is the only address,
+    the error comes at once.
+    """
+    with hosts(2) as found:
+        found.replies[:] = [Reply(404, body=b"<html>no such page</html>"), HERE]
+
+        def use(ask: Ask) -> None:
+            assert ask(core.STATUS) == ask(core.STATUS) == {"here": 1}
+            assert found.who() == [0, 1, 1]
+
+        def use_one(ask: Ask) -> None:
+            with pytest.raises(NotUnderstood):
+                ask(core.STATUS)
+            assert found.who() == [0]
+
+        with_both(found.urls, use)
+        with_both(found.urls[:1], use_one)
 
 
 def test_only_the_addresses_that_were_given_are_asked() -> None:

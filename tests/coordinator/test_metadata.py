@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import partial
 from hashlib import sha256
@@ -35,7 +35,7 @@ from logstore.base.metadata.interface import (
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
-from scheduler.coordinator.errors import StoreDamaged, StoreError
+from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
 from scheduler.coordinator.log_events import COORDINATOR_DATABASE_TAKEN
 from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership, LeadershipLost
@@ -297,6 +297,10 @@ async def test_damage_is_named(damage: str) -> None:
             await led(store, "h2")
 
 
+async def takes_all(entries: Mapping[str, str]) -> None:
+    """A coordinator that goes on with anything."""
+
+
 async def test_the_database_of_a_coordinator_alone_is_taken_once(tmp_path: Path) -> None:
     """A cluster without state gets everything; a cluster with state the units that it does not know. What was taken is
     not taken again, and a host without a database has nothing to take.
@@ -312,16 +316,67 @@ async def test_the_database_of_a_coordinator_alone_is_taken_once(tmp_path: Path)
     async with in_memory() as store:
         metadata = await led(store)
         path = make(tmp_path / "a.db")
-        assert await take_database(path, metadata, {}, reports) == former
+        assert await take_database(path, metadata, {}, reports, takes_all) == former
         assert not path.exists()
         stored = await (again := await led(store, "h2")).load()
         assert stored == former
-        assert await take_database(path, again, stored, reports) == former
+        assert await take_database(path, again, stored, reports, takes_all) == former
         await again.apply([SetValue("checkpoints/a/1/entry", "newer"), RemovePrefix("checkpoints/b/")])
         wanted = {**former, "checkpoints/a/1/entry": "newer"}
-        assert await take_database(make(tmp_path / "b.db"), again, await again.load(), reports) == wanted
+        assert await take_database(make(tmp_path / "b.db"), again, await again.load(), reports, takes_all) == wanted
         assert await again.load() == wanted
     assert [fields["entries"] for fields in reports.of(COORDINATOR_DATABASE_TAKEN)] == [3, 1]
+
+
+async def test_a_database_that_cannot_be_taken_keeps_its_host_from_leading(tmp_path: Path) -> None:
+    """A file that cannot be read or renamed, and one with which no coordinator goes on: the host gives up the lead with
+    a word that names the file, and of the last nothing is in the state of the cluster.
+    """
+
+    async def refuses(entries: Mapping[str, str]) -> None:
+        raise StoreDamaged(f"entry {min(entries)!r} contradicts itself")
+
+    reports, path = RecordedReports(), tmp_path / "a.db"
+    async with in_memory() as store:
+        metadata = await led(store)
+        path.mkdir()
+        with pytest.raises(StartError, match=r"a\.db cannot be read"):
+            await take_database(path, metadata, {}, reports, takes_all)
+        path.rmdir()
+        with closing(SqliteMetadata(path)) as database:
+            database.apply([SetValue("hosts/b", "1")])
+        with pytest.raises(StartError, match=r"a\.db does not fit .*hosts/b"):
+            await take_database(path, metadata, {}, reports, refuses)
+        assert await metadata.load() == {}
+        (tmp_path / "a.db.taken" / "another").mkdir(parents=True)
+        with pytest.raises(StartError, match=r"a\.db was taken"):
+            await take_database(path, metadata, {}, reports, takes_all)
+        assert await metadata.load() == {"hosts/b": "1"}
+        assert path.exists()
+
+
+async def test_many_changes_are_cut_beside_the_event_loop() -> None:
+    """A batch of many changes, and one that is finished by the next leader: what takes long is done where this host
+    goes on serving, and holds its lease.
+    """
+    apart = [0]
+
+    async def off_load(work: Callable[[], None]) -> None:
+        apart[0] += 1
+        work()
+
+    many = [SetValue(f"requests/{number}/record", "x") for number in range(3000)]
+    async with in_memory() as store:
+        unreliable = Unreliable(store, 10, "refused")
+        metadata = ClusterMetadata(unreliable, await lead(store), off_load)
+        await metadata.load()
+        apart[0] = 0
+        with pytest.raises(StoreError):
+            await metadata.apply(many)
+        assert apart[0] == 1
+        again = ClusterMetadata(store, await lead(store, "h2"), off_load)
+        assert await again.load() == {change.key: "x" for change in many}
+        assert apart[0] == 3
 
 
 def test_the_format_is_as_its_document_says() -> None:

@@ -245,6 +245,7 @@ async def test_a_chunk_has_its_time_again_when_nobody_could_report(
         (Topology([Server("a", "r", disk_bytes_s=64 << 10), Server("b", "r")]), 10 * 1024_000),
         (Topology([Server("a", "r", send=4, link_bytes_s=64 << 18), Server("b", "r")]), 10 * 16_000),
         (Topology([Server("a", "r", link_bytes_s=1e10), Server("b", "r")]), 30_000),
+        (Topology([Server("a", "r", disk_bytes_s=1e-300), Server("b", "r")]), 10**15),
         (
             Topology(
                 [Server("a", "x", disk_bytes_s=64 << 20), Server("b", "y")],

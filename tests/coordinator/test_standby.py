@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,8 +22,15 @@ from logstore.base.metadata.state import Update
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.coordinator.log_events import COORDINATOR_CANNOT_LEAD
+from scheduler.coordinator.metadata.cluster import LIMIT_BYTES, ClusterMetadata
 from scheduler.coordinator.running import Security, ServeSettings, make_planner
-from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.service import (
+    FULL_REMEMBER_MS,
+    NEARLY_FULL_BYTES,
+    CoordinatorEnvironment,
+    CoordinatorSettings,
+)
+from scheduler.coordinator.standby import candidate
 from scheduler.coordinator.standby.candidate import CANNOT_LEAD_S
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy
 from scheduler.peace.online import Settings
@@ -502,6 +510,31 @@ def test_whatever_happens_nothing_that_was_answered_is_lost(seed: int) -> None:
         assert status["requests"] == {"finished": 40}
 
     in_a_world(test, seed=seed, faults=MetadataFaults(max_delay_s=0.05, lost_requests=0.02, lost_answers=0.02))
+
+
+@pytest.mark.parametrize("limit_bytes", [NEARLY_FULL_BYTES // 2, LIMIT_BYTES])
+def test_requests_that_are_over_keep_nobody_out_of_a_full_store(
+    limit_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where little more is taken, what is over is remembered for as long as its clients ask again, and no longer; else
+    for as long as the settings say.
+    """
+    is_full = limit_bytes < NEARLY_FULL_BYTES
+    monkeypatch.setattr(candidate, "ClusterMetadata", partial(ClusterMetadata, limit_bytes=limit_bytes))
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/requests", submission("one", chunks=1))
+        await world.ask("POST", "/v1/requests/one/chunks/0/done", {"attempt": 1})
+        await trio.sleep(FULL_REMEMBER_MS / 1000 - 5)
+        assert (await world.ask("GET", "/v1/requests/one"))["state"] == "finished"
+        await trio.sleep(10)
+        assert (await world.at(await world.leader(), "GET", "/v1/requests/one")).status == (404 if is_full else 200)
+        kept = [
+            key for key in world.service.state.entries if key.startswith(f"{schema.COORDINATOR_STATE}requests/one/")
+        ]
+        assert bool(kept) != is_full
+
+    in_a_world(test, "a")
 
 
 def test_what_the_store_has_of_a_chunk_and_of_a_checkpoint() -> None:

@@ -55,7 +55,7 @@ PLACE = PlaceSummary(0, "a", "a:1", 4, 3, ("a", "b"), ("b",), 5, 2)
 LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
 WAIT = WaitSummary(5, 7, 100, 200, "c/t.1/0/100-0123", "it is missing", is_lost=True)
 OF_EPOCH = WaitSummary(6, 8, 200, 300, "", "nobody has it", is_lost=False, query="q", epoch=3)
-WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, (WAIT, OF_EPOCH))
+WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, 2, (WAIT, OF_EPOCH))
 
 
 @pytest.mark.parametrize(

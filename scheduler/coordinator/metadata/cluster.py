@@ -13,7 +13,7 @@ Invariants:
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError, MetadataRefused, OutcomeUnknown
@@ -32,10 +32,13 @@ from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
 
+T = TypeVar("T")
 LIMIT_BYTES: Final = 32 << 20
 """Of keys and values: a takeover reads all of them, and etcd counts those that are left for each page that it gives."""
 TRIES: Final = 3
 """Of a transaction whose answer is lost, in one call; the store has tried all endpoints in each."""
+FEW: Final = 1000
+"""Changes that are cut into transactions on the event loop: some milliseconds."""
 UNSURE: Final = "this host is not sure that its coordinator leads: the metadata store has not confirmed its lease"
 
 
@@ -124,11 +127,14 @@ class ClusterMetadata:
             await self._finish()
 
     async def _make(self, changes: Sequence[Change]) -> None:
-        parts = entries.transactions(changes)
+        if len(changes) <= FEW:
+            parts = entries.transactions(changes)
+            pieces = entries.batch_pieces(changes) if len(parts) > 1 else []
+        else:
+            parts, pieces = await self._apart(lambda: (entries.transactions(changes), entries.batch_pieces(changes)))
         if len(parts) <= 1:
             await self._write(parts[0] if parts else [], 0)
             return
-        pieces = entries.batch_pieces(changes)
         *first, last = entries.grouped(pieces)
         for part in first:
             await self._write(part, 0)
@@ -138,7 +144,14 @@ class ClusterMetadata:
     async def _finish(self) -> None:
         """Make the changes of the batch that the head names. Raises StoreDamaged too."""
         pieces = await self._read(schema.COORDINATOR_BATCH)
-        await self._make_parts(entries.transactions(entries.batch_of(pieces, self._batch)))
+        parts = await self._apart(lambda: entries.transactions(entries.batch_of(pieces, self._batch)))
+        await self._make_parts(parts)
+
+    async def _apart(self, make: Callable[[], T]) -> T:
+        """The value of what takes long: this host holds its lease meanwhile."""
+        found: list[T] = []
+        await self._off_load(lambda: found.append(make()))
+        return found[0]
 
     async def _make_parts(self, parts: Sequence[Sequence[entries.Piece]]) -> None:
         *first, last = parts

@@ -10,6 +10,7 @@ leads with the network that the file has by then.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -114,18 +115,17 @@ class StandingBy:
         """See candidate.Lead."""
         stored = await metadata.load()
         if self._former is not None:
-            stored = await take_database(self._former, metadata, stored, self.environment.report)
-        journal = MetadataJournal(metadata, self.environment.report)
+            try_with = partial(self._restored, metadata)
+            stored = await take_database(self._former, metadata, stored, self.environment.report, try_with)
         environment = self.environment
-        coordinator = Coordinator(environment, self._settings.coordinator, journal)
-        await self._off_load(lambda: coordinator.restore(stored))
+        coordinator = await self._restored(metadata, stored)
         if self.environment is not environment:
             raise StoreError("the network has changed meanwhile: the state is read again")
         self._coordinator = coordinator
         handlers = RouteHandlers(coordinator, self)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(journal.run)
+                nursery.start_soon(coordinator.journal.run)
                 nursery.start_soon(coordinator.run)
                 self.front.dispatch = Dispatch(
                     handlers.operations(), self.environment.report, self._clients, self.front.answered
@@ -133,6 +133,13 @@ class StandingBy:
                 task_status.started(_Leading(coordinator))
         finally:
             self.front.dispatch = self._coordinator = None
+
+    async def _restored(self, metadata: ClusterMetadata, stored: Mapping[str, str]) -> Coordinator:
+        """A coordinator that goes on with these entries, and has stored nothing yet. Raises StartError."""
+        journal = MetadataJournal(metadata, self.environment.report)
+        coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
+        await self._off_load(lambda: coordinator.restore(stored))
+        return coordinator
 
     async def change_network(self, topology: Topology, planner: Planner) -> EventOutcome:
         """Lead with another network from now on; see network_file.Apply."""
