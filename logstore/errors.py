@@ -250,6 +250,10 @@ class NotEnoughReplicasAfterAppend(TryAgain):
     """The stream has fewer members than it needs, and the batch waits for them: it may be acknowledged later."""
 
 
+class AppendTimedOut(TryAgain):
+    """The batch was not acknowledged within the time limit of its request: it may be acknowledged later."""
+
+
 class InvalidReplicas(CairnError):
     """A number of replicas that the cluster cannot have."""
 

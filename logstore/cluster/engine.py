@@ -105,7 +105,7 @@ class ClusterEngine:
         Raises NotLeader as well.
         """
         replicated = self._own(stream)
-        replicated.check_leader()
+        replicated.check_reads()
         before = stream.high_watermark if before_offset == -1 else before_offset
         if before > stream.high_watermark:
             raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)

@@ -4,6 +4,7 @@ Invariants: this module loads nothing of the cluster, so that a sidecar that is 
 the host sees the cluster: those of streams, replicas and links are its own.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,8 @@ class HostStatistics:
     """Streams since the start that this host owns, or did, and that had an owner before."""
     member_failures: int = 0
     """Members since the start that owned streams went on without."""
+    refusing: Collection[str] = ()
+    """Owned streams that refuse producers, because they have too few members."""
 
 
 class LinkFigures(NamedTuple):
@@ -78,6 +81,10 @@ class ClusterFigures(NamedTuple):
     """Owned streams whose open chunk has fewer live members than copies are wanted."""
     short_chunks: int
     """Chunks of owned streams with fewer live members than copies are wanted."""
+    under_min_streams: int
+    """Owned streams whose open chunk has fewer live members than `min.insync.replicas`, or that refuse producers."""
+    at_min_streams: int
+    """Others whose open chunk has as many live members, so that the loss of one more matters."""
     replicas_open: int
     replicas_sealed: int
     replica_bytes: int

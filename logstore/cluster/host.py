@@ -7,7 +7,7 @@
 | `Send` | `Links` | `receive` |
 | `StoreDurably`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `StreamUnavailable`, `TooFewMembers` | the stream's `StreamObserver` | – |
+| `Ready`, `Readable`, `Acked`, `Deposed`, `TooFewMembers` and others | the stream's `StreamObserver` | – |
 
 It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
 forgets the streams of deleted topics.
@@ -172,6 +172,7 @@ class ClusterHost:
             self._claims.streams_without_owner,
             self._news.takeovers,
             self._news.member_failures,
+            self._news.short.keys(),
         )
 
     @property
@@ -241,8 +242,8 @@ class ClusterHost:
             observer.registered(owner.registration)
             observer.ready(owner.registration.epoch, owner.high_watermark)
             self._news.tell_short(stream)
-        elif stream in self._news.waiting:
-            observer.unavailable(self._news.waiting[stream])
+        else:
+            self._news.tell_waiting(stream, owner)
 
     def stop_observing(self, stream: str) -> None:
         """Tell nobody any more."""
@@ -339,7 +340,7 @@ class ClusterHost:
 
     def registration(self, stream: str) -> StreamRegistration:
         """The registration of a stream that this host owns, all chunks included. Raises NotLeader."""
-        return self._taking(stream).registration
+        return (self._owners[stream] if stream in self._news.readable else self._taking(stream)).registration
 
     async def read_registration(self, stream: str) -> StreamRegistration:
         """The registration of any stream, from the metadata store. Raises UnknownTopicOrPartition, MetadataError."""

@@ -222,6 +222,9 @@ class StreamObserver(Protocol):
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream, and takes appends from this offset on."""
 
+    def readable(self, epoch: int, end: int, *, is_settled: bool) -> None:
+        """This host owns the stream, takes no appends yet, and serves readers: see `Readable`. `short` follows."""
+
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged. There may be room for more appends."""
 

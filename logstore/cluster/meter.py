@@ -29,11 +29,12 @@ CHUNKS_AT_ONCE: Final = 1_000
 
 
 class _Short(NamedTuple):
-    """How many chunks of a registration lack copies, and whether the open one does."""
+    """How many chunks of a registration lack copies, whether the open one does, and how many live copies that has."""
 
     registration: StreamRegistration
     chunks: int
     is_open_short: bool
+    open_copies: int
 
 
 class HostMeter:
@@ -56,6 +57,7 @@ class HostMeter:
         self._metadata = metadata
         self._members: Mapping[str, schema.StoredMember] = {}
         self._short: dict[str, _Short] = {}
+        self._under_min = self._at_min = 0
 
     async def take(self) -> ClusterFigures:
         """See ClusterMeter."""
@@ -63,7 +65,10 @@ class HostMeter:
         await self._count()
         replicas_open, replicas_sealed = host.replica_counts
         metadata = self._metadata.statistics
-        owned = sum(owner.state in TAKING for owner in host.owners.values())
+        led = (
+            stream for stream, owner in host.owners.items() if owner.state in TAKING or stream in statistics.refusing
+        )
+        owned = sum(1 for _ in led)
         return ClusterFigures(
             members=len(host.view.members),
             owned_streams=owned,
@@ -71,6 +76,8 @@ class HostMeter:
             waiting_takeovers=self._waits.count,
             short_streams=sum(found.is_open_short for found in self._short.values()),
             short_chunks=sum(found.chunks for found in self._short.values()),
+            under_min_streams=self._under_min,
+            at_min_streams=self._at_min,
             replicas_open=replicas_open,
             replicas_sealed=replicas_sealed,
             waiting_batches=sum(owner.waiting_batches for owner in host.owners.values()),
@@ -97,37 +104,48 @@ class HostMeter:
         )
 
     async def _count(self) -> None:
-        """Count the chunks of owned streams that lack copies."""
+        """Count chunks of owned streams that lack copies, and streams that have too few members, or just enough."""
         members = dict(self._host.view.members)
         if members != self._members:
             self._members = members
             self._short.clear()
         for stream in self._short.keys() - self._host.owners.keys():
             del self._short[stream]
-        looked = 0
+        looked = under = at = 0
+        refusing = self._host.statistics.refusing
         for number, (stream, owner) in enumerate(list(self._host.owners.items()), 1):
             if number % CHUNKS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             if owner.state not in TAKING:
                 self._short.pop(stream, None)
+                under += stream in refusing
                 continue
-            registration, known = owner.registration, self._short.get(stream)
-            if known is not None and known.registration is registration:
-                continue
-            short = [chunk for chunk in registration.chunks if self._lacks(chunk, registration.copies)]
-            is_open_short = bool(short) and short[-1].is_open
-            self._short[stream] = _Short(registration, len(short), is_open_short)
-            looked += 1 + len(registration.chunks)
+            registration, found = owner.registration, self._short.get(stream)
+            if found is None or found.registration is not registration:
+                found = self._short[stream] = self._find(registration)
+                looked += 1 + len(registration.chunks)
+            is_under = stream in refusing or found.open_copies < owner.min_copies
+            under += is_under
+            at += not is_under and found.open_copies == owner.min_copies
             if looked >= CHUNKS_AT_ONCE:
                 looked = 0
                 await trio.lowlevel.checkpoint()
+        self._under_min, self._at_min = under, at
+
+    def _find(self, registration: StreamRegistration) -> _Short:
+        short = [chunk for chunk in registration.chunks if self._lacks(chunk, registration.copies)]
+        open_chunk = registration.open_chunk
+        open_copies = 0 if open_chunk is None else self._live(open_chunk)
+        return _Short(registration, len(short), bool(short) and short[-1].is_open, open_copies)
 
     def _lacks(self, chunk: ChunkRegistration, copies: int) -> bool:
+        return not chunk.is_tiered_alone and self._live(chunk) < copies
+
+    def _live(self, chunk: ChunkRegistration) -> int:
+        """How many of a chunk's members live, each on its disk."""
         members = self._members
-        if chunk.is_tiered_alone:
-            return False
         alive = (member for member in chunk.members if member.host in members)
-        return sum(members[member.host].disk == member.disk for member in alive) < copies
+        return sum(members[member.host].disk == member.disk for member in alive)
 
     async def _host_figures(self) -> list[HostFigures]:
         """The members, with the streams that each owns by the newest registrations known here."""

@@ -14,25 +14,29 @@ from logstore.replica.effects import (
     Deposed,
     EnoughMembers,
     MemberFailed,
+    Readable,
     Ready,
     Registered,
     StreamUnavailable,
     TooFewMembers,
 )
 from logstore.replica.messages import Reason
+from logstore.replica.owner import Owner
 from logstore.replica.registrations import UNKNOWN_TIME
 
 
 class OwnerNews:
     """See the module. `deposed` is called when a stream has another owner, `changed` after all other news.
 
-    `waiting`: why streams that this host owns wait. `short`: how many members those need that have too few. `full`:
-    streams whose observers wait for room. `takeovers` and `member_failures` are counted since the start.
+    `waiting`: why streams that this host owns wait. `readable`: those that take no appends yet, and may be read.
+    `short`: how many members those need that have too few. `full`: streams whose observers wait for room. `takeovers`
+    and `member_failures` are counted since the start.
     """
 
     def __init__(self, report: Report, deposed: Callable[[str], None], changed: Callable[[], None]) -> None:
         self.observers: dict[str, StreamObserver] = {}
         self.waiting: dict[str, str] = {}
+        self.readable: dict[str, Readable] = {}
         self.short: dict[str, int] = {}
         self.full: set[str] = set()
         self.takeovers = self.member_failures = 0
@@ -74,6 +78,16 @@ class OwnerNews:
         if observer is not None and needed is not None:
             observer.short(needed)
 
+    def tell_waiting(self, stream: str, owner: Owner | None) -> None:
+        """Tell the observer of a stream that takes no appends why it waits, and whether it may be read."""
+        observer, readable = self.observers.get(stream), self.readable.get(stream)
+        if observer is not None and stream in self.waiting:
+            observer.unavailable(self.waiting[stream])
+        if observer is not None and readable is not None and owner is not None:
+            observer.registered(owner.registration)
+            observer.readable(readable.epoch, readable.end, is_settled=readable.is_settled)
+            self.tell_short(stream)
+
     def _tell_shortage(self, effect: TooFewMembers | EnoughMembers) -> None:
         if isinstance(effect, TooFewMembers):
             self.short[effect.stream] = effect.needed
@@ -85,8 +99,30 @@ class OwnerNews:
         if observer is not None:
             observer.enough()
 
+    def _begins(self, effect: Ready | Readable) -> None:
+        """This host owns a stream, and serves all its clients or its readers."""
+        observer = self.observers.get(effect.stream)
+        if isinstance(effect, Readable):
+            self.readable[effect.stream] = effect
+            if observer is not None:
+                observer.readable(effect.epoch, effect.end, is_settled=effect.is_settled)
+            return
+        self.takeovers += effect.epoch > 1
+        names = {"stream": effect.stream, **({} if observer is None else {"partition": observer.name})}
+        self._report(STREAM_OWNED, **names, epoch=effect.epoch, offset=effect.high_watermark)
+        if observer is not None:
+            observer.ready(effect.epoch, effect.high_watermark)
+
     def tell(
-        self, effect: Ready | Registered | Deposed | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed
+        self,
+        effect: Ready
+        | Readable
+        | Registered
+        | Deposed
+        | StreamUnavailable
+        | TooFewMembers
+        | EnoughMembers
+        | MemberFailed,
     ) -> None:
         """Anything else."""
         observer, report = self.observers.get(effect.stream), self._report
@@ -99,13 +135,9 @@ class OwnerNews:
             self._tell_shortage(effect)
             return
         if isinstance(effect, Ready | Deposed):
-            self.waiting.pop(effect.stream, None)
-            self.short.pop(effect.stream, None)
-        if isinstance(effect, Ready):
-            self.takeovers += effect.epoch > 1
-            report(STREAM_OWNED, **names, epoch=effect.epoch, offset=effect.high_watermark)
-            if observer is not None:
-                observer.ready(effect.epoch, effect.high_watermark)
+            self._forget_wait(effect.stream)
+        if isinstance(effect, Ready | Readable):
+            self._begins(effect)
         elif isinstance(effect, Deposed):
             report(STREAM_DEPOSED, **names, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
             self._deposed(effect.stream)
@@ -123,10 +155,13 @@ class OwnerNews:
                 observer.crowded()
         self._changed()
 
+    def _forget_wait(self, stream: str) -> None:
+        for told in (self.waiting, self.readable, self.short):
+            told.pop(stream, None)
+
     def stream_deleted(self, stream: str, *, is_owned: bool) -> None:
         """The stream's topic was deleted."""
-        self.waiting.pop(stream, None)
-        self.short.pop(stream, None)
+        self._forget_wait(stream)
         self.full.discard(stream)
         observer = self.observers.get(stream)
         if is_owned and observer is not None:

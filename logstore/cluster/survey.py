@@ -281,6 +281,7 @@ class Survey:
             away=tuple(member.host for member in members if not self.is_alive(member)),
             chunks=counts.chunks[stream],
             under_replicated=counts.short[stream],
+            min_copies=election.min_copies(topic),
             waits=tuple(map(wait_summary, waits[:MAX_WAITS])),
         )
 

@@ -117,6 +117,7 @@ def _describe_placed(
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
+            "min_copies": place.min_copies or None,
             "waits": [wait_values(wait) for wait in place.waits],
         }
         for place in reply.places
@@ -132,11 +133,23 @@ def _describe_placed(
     copies = max((place.copies for place in reply.places), default=0)
     print(f"{short} of {sum(place.chunks for place in reply.places)} chunks have fewer than {copies} copies{more}")
     for place in reply.places:
+        if place.live_copies < place.min_copies:
+            print(f"partition {place.partition} {_too_few_text(place)}")
         for wait in place.waits:
             stream = TopicPartition(arguments.topic, place.partition)
             print(f"partition {place.partition} {wait_text(stream, wait)}")
     print()
     print_fields(sorted(configs.items()))
+
+
+def _too_few_text(place: PlaceSummary) -> str:
+    """Why producers of a partition wait, or are refused, and what to do."""
+    members = f"has {place.live_copies} live members" if place.replicas else "has no open chunk"
+    return (
+        f"{members}, and min.insync.replicas wants {place.min_copies}: producers are "
+        "refused (NOT_ENOUGH_REPLICAS) until there are enough. Start the hosts that are away, or others; or lower "
+        "min.insync.replicas of the topic"
+    )
 
 
 def wait_values(wait: WaitSummary) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class WaitSummary:
 class PlaceSummary:
     """Where a partition is. `owner` is "" if nobody owns it; `address` is the owner's for the client's listener.
     `replicas`: the members of the open chunk; `away`: those of them that are not alive. `chunks` counts the open one.
+    `min_copies`: how many live members producers need; 0: the host that was asked does not say.
     `waits`: what waits for chunks that cannot be read, if that lasts: a takeover, so that nobody leads the partition
     although it has an owner, or epochs; at most MAX_WAITS.
     """
@@ -123,7 +124,13 @@ class PlaceSummary:
     away: tuple[str, ...]
     chunks: int
     under_replicated: int
+    min_copies: int = 0
     waits: tuple[WaitSummary, ...] = ()
+
+    @property
+    def live_copies(self) -> int:
+        """How many members of the open chunk live."""
+        return len(self.replicas) - len(self.away)
 
     @property
     def is_led(self) -> bool:
@@ -197,6 +204,7 @@ def places_fields(reply: PlacesReply) -> dict[str, object]:
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
+            "min_copies": place.min_copies,
             "waits": [wait_fields(wait) for wait in place.waits],
         }
         for place in reply.places
@@ -217,6 +225,7 @@ def get_places(fields: Fields) -> PlacesReply:
             away=get_texts(entry, "away"),
             chunks=get_int(entry, "chunks", 0, _INT64_MAX),
             under_replicated=get_int(entry, "under_replicated", 0, _INT64_MAX),
+            min_copies=get_int({"min_copies": 0, **entry}, "min_copies", 0, _INT32_MAX),
             waits=tuple(get_wait(wait) for wait in get_objects({"waits": [], **entry}, "waits")[:MAX_WAITS]),
         )
         for entry in get_objects(fields, "places")

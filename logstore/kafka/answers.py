@@ -7,7 +7,8 @@ system call; `send_answers` sends the bytes that the socket did not take, and wa
 Invariants:
 * Answers leave in the order of their requests.
 * A request's bytes count for this connection until its answer is sent, and in the total of all connections (if
-  `AnswerSlot.is_shared`) only until its work is done.
+  `AnswerSlot.is_shared`) only until its work is done; `RequestBudget.keep` counts those whose answer comes earlier.
+* A Produce request whose time limit is over is answered when the server looks (`expire`), and its batches stay.
 * `Sending` is the state of the sender; every change of it is in TRANSITIONS.
 * The bytes of an answer that its client does not take count in `AnswerBudget.unsent`, except those that the answer
   budget has reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
@@ -29,6 +30,7 @@ from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
 from logstore.log.served import ServingEngine
+from logstore.log.stream_state import AppendTicket
 
 SLOT_BYTES = 2048
 """Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
@@ -93,6 +95,11 @@ class AnswerSlot:
     body: list[Buffer] | None = None
     reserved_bytes: int = 0
     answer: produce.ProduceAnswer | None = None
+
+    def expire(self, now_s: float) -> None:
+        """If the time limit of a Produce request is over, let it be answered: `mark_early`."""
+        if self.answer is not None:
+            self.answer.expire(now_s)
 
     def add_to(self, parts: list[Buffer]) -> str | None:
         """Append the buffers of the answer's frame to `parts`. A request with acks=0 has no answer; if it failed, the
@@ -186,6 +193,18 @@ class AnswerLine:
                 self._move(SendEvent.READY)
             else:
                 self._flush()
+
+    def mark_early(self, slot: AnswerSlot, tickets: Sequence[AppendTicket]) -> None:
+        """A request may be answered although batches of it, which have these tickets, are not acknowledged."""
+        if slot.is_shared:
+            slot.is_shared = False
+            self._requests.keep(slot.size_bytes, tickets)
+        self.mark_ready(slot)
+
+    def expire(self, now_s: float) -> None:
+        """Answer the Produce requests whose time limit is over."""
+        for slot in [slot for slot in self._slots if not slot.is_ready]:
+            slot.expire(now_s)
 
     def gather(self) -> None:
         """Until `flush_gathered`, keep the answers that become ready. The caller must not wait in between."""

@@ -1,13 +1,16 @@
 """Budgets that all connections share, for bytes of requests and of answers: they bound the memory of all clients.
 
 Invariants: bytes that are taken are given back exactly once; a waiting connection costs nothing and is woken when there
-is room.
+is room. Bytes of a request that was answered while the log still holds its batches are counted until it does not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
+
+from logstore.log.stream_state import AnsweredEarly, AppendTicket
 
 
 class RequestBudget:
@@ -20,6 +23,10 @@ class RequestBudget:
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
         self._freed: trio.Event | None = None
+        self._kept: set[AppendTicket] = set()
+        """The tickets of batches whose bytes are kept: each counts once, however often it is sent again."""
+        self.kept_bytes = 0
+        """Bytes of requests that were answered before their batches were acknowledged."""
 
     @property
     def used_bytes(self) -> int:
@@ -41,6 +48,39 @@ class RequestBudget:
         if self._freed is not None and self.has_room:
             self._freed.set()
             self._freed = None
+
+    def keep(self, size: int, tickets: Sequence[AppendTicket]) -> None:
+        """A request that was taken is answered before its batches are acknowledged. Its bytes are counted apart until
+        all tickets have settled, up to the limit; beyond that they stay with those of unanswered requests.
+        """
+        fresh = [ticket for ticket in tickets if not ticket.done and ticket not in self._kept]
+        if not fresh:
+            self.give(size)
+            return
+        is_apart = self.kept_bytes + size <= self._limit_bytes
+        if is_apart:
+            self.kept_bytes += size
+            self.give(size)
+        self._kept.update(fresh)
+        left = set(fresh)
+        for ticket in fresh:
+            ticket.add_callback(partial(self._let_go, left, size, is_apart=is_apart))
+
+    def _let_go(self, left: set[AppendTicket], size: int, ticket: AppendTicket, *, is_apart: bool) -> None:
+        """A batch whose bytes were kept has settled, or has another ticket now."""
+        self._kept.discard(ticket)
+        left.discard(ticket)
+        if isinstance(ticket.error, AnsweredEarly):
+            following = ticket.error.ticket
+            self._kept.add(following)
+            left.add(following)
+            following.add_callback(partial(self._let_go, left, size, is_apart=is_apart))
+        if left:
+            return
+        if is_apart:
+            self.kept_bytes -= size
+        else:
+            self.give(size)
 
     async def wait_room(self) -> None:
         """Wait until another request may be read."""

@@ -198,6 +198,10 @@ class ClientConnection:
     def _give_up_answer(self) -> None:
         self._cut(ANSWERS_UNREAD)
 
+    def expire(self, now_s: float) -> None:
+        """Answer the Produce requests whose time limit is over. Called again and again."""
+        self._line.expire(now_s)
+
     def stop(self) -> None:
         """Take no more requests; appends under way are still answered, requests that only wait are not."""
         self._end_reading(ConnectionEvent.STOPPED)
@@ -461,7 +465,7 @@ class ClientConnection:
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
         if self._broker.authorizer.is_active:
             decoded = produce_allowed(self._broker, decoded, self._caller)
-        answer = produce.ProduceAnswer(decoded.version, decoded.acks, self._leaders)
+        answer = produce.ProduceAnswer(decoded.version, decoded.acks, self._leaders, decoded.limit_ms, since_s)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
         self._line.push(slot)
         is_appended = False
@@ -472,11 +476,14 @@ class ClientConnection:
             if not is_appended:  # the connection ends here; batches that are appended already stay
                 self._line.drop(slot)
         answer.throttle_ms = self._count(header, len(request))
-        answer.when_ready(partial(self._mark_produced, slot, since_s))
+        answer.when_ready(partial(self._mark_produced, slot, answer))
 
-    def _mark_produced(self, slot: AnswerSlot, since_s: float) -> None:
-        self._handlers.meter.of(produce.KEY).add(self._broker.clock.monotonic_s() - since_s)
-        self._line.mark_ready(slot)
+    def _mark_produced(self, slot: AnswerSlot, answer: produce.ProduceAnswer) -> None:
+        self._handlers.meter.of(produce.KEY).add(self._broker.clock.monotonic_s() - answer.since_s)
+        if answer.early:
+            self._line.mark_early(slot, answer.early)
+        else:
+            self._line.mark_ready(slot)
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.ProduceAnswer) -> None:
         if produce.needs_check_apart(self._broker, request):

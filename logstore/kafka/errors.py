@@ -53,6 +53,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
     errors.HostUnreachable: ErrorCode.request_timed_out,
+    errors.AppendTimedOut: ErrorCode.request_timed_out,
     errors.TryAgain: ErrorCode.request_timed_out,
     errors.TierUnavailable: ErrorCode.kafka_storage_error,
     errors.TierFull: ErrorCode.kafka_storage_error,

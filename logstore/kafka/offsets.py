@@ -160,7 +160,7 @@ def _in_tier(stream: ServedStream, timestamp: int) -> int:
 
 def refuse_leader_epoch(stream: ServedStream, current: int) -> ErrorCode:
     """The error for a client whose leader epoch is not the stream's (-1: the client gave none); `none` if it is."""
-    if not stream.is_leader:
+    if not stream.is_readable:
         return ErrorCode.not_leader_or_follower
     if stream.leader_epoch < current <= stream.newest_epoch:
         return ErrorCode.none

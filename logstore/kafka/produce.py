@@ -2,7 +2,8 @@
 
 Invariants: requests of one connection enter the log in the order of their arrival, because the next request is read
 only after `start` or `steps` has appended all of the current one; the answer is ready when every partition's ticket has
-settled. A refused partition does not affect the others. A request has at most MAX_PARTITIONS partitions.
+settled, or when the request's time limit is over. A refused partition does not affect the others. A request has at most
+MAX_PARTITIONS partitions.
 
 Source: Kafka protocol guide, Produce 3 to 13; acks=1 means the same as acks=all. KIP-516 (topic ids, from version 13);
 KIP-951 (the current leader, from version 10).
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.errors import CairnError, InvalidRecord, MalformedRequest
+from logstore.errors import AppendTimedOut, CairnError, InvalidRecord, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
@@ -24,7 +25,7 @@ from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.leaders import NOT_LEADER, CurrentLeader, Leaders, write_endpoints, write_leader
 from logstore.kafka.pace import Walkers
 from logstore.kafka.topic_keys import TopicKey, find_stream, find_topic
-from logstore.log.stream_state import AppendResult, AppendTicket
+from logstore.log.stream_state import AnsweredEarly, AppendResult, AppendTicket
 from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
 from logstore.log.validation import check_produced, takes_long_to_check
 
@@ -72,6 +73,8 @@ class ProduceRequest(NamedTuple):
     acks: int
     topics: list[tuple[TopicKey, list[PartitionData]]]
     partitions: int
+    limit_ms: int = 0
+    """How long the client waits for the members: see `timed_out`."""
 
 
 @dataclass(slots=True)
@@ -87,10 +90,19 @@ class _Outcome:
 class ProduceAnswer:
     """The answer to one request: ready when every partition's append has settled."""
 
-    __slots__ = ("_on_ready", "_waiting", "acks", "leaders", "throttle_ms", "topics", "version")
+    __slots__ = (
+        "_on_ready", "_waiting", "acks", "early", "leaders", "limit_ms", "since_s", "throttle_ms", "topics", "version",
+    )  # fmt: skip
 
-    def __init__(self, version: int, acks: int, leaders: Leaders | None = None) -> None:
-        """`leaders` says who leads what this host does not; None on a host alone."""
+    def __init__(
+        self, version: int, acks: int, leaders: Leaders | None = None, limit_ms: int = 0, since_s: float = 0.0
+    ) -> None:
+        """`leaders` says who leads what this host does not; None on a host alone. `limit_ms`: of the request, which has
+        come at `since_s`.
+        """
+        self.limit_ms, self.since_s = limit_ms, since_s
+        self.early: list[AppendTicket] = []
+        """The tickets of batches that are answered, and not acknowledged."""
         self.version = version
         self.acks = acks
         self.leaders = leaders if version >= FIRST_WITH_LEADER else None
@@ -113,8 +125,26 @@ class ProduceAnswer:
         self._waiting += 1
         ticket.add_callback(self._note_settled)
 
-    def _note_settled(self, _ticket: AppendTicket) -> None:
+    def expire(self, now_s: float) -> None:
+        """Wait no longer if the time limit of the request is over."""
+        on_ready = self._on_ready
+        if on_ready is None or not is_over(self.limit_ms, now_s - self.since_s):
+            return
+        self._on_ready, self._waiting = None, 0
+        for outcome in (outcome for _, outcomes in self.topics for outcome in outcomes):
+            ticket = outcome.ticket
+            if ticket is not None and not ticket.done:
+                ticket.remove_callback(self._note_settled)
+                self.early.append(ticket)
+                outcome.ticket = None
+                if self.acks:
+                    _refuse(outcome, timed_out(self.limit_ms))
+        on_ready()
+
+    def _note_settled(self, ticket: AppendTicket) -> None:
         self._waiting -= 1
+        if isinstance(ticket.error, AnsweredEarly):
+            self.early.append(ticket.error.ticket)
         if not self._waiting and self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None  # it refers to this answer: leave no reference cycle
             on_ready()
@@ -143,7 +173,7 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
     reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
     transactional_id = reader.nullable_string()
     acks = reader.int16()
-    reader.int32()
+    limit_ms = reader.int32()
     topics: list[tuple[TopicKey, list[PartitionData]]] = []
     total = 0
     for _ in range(_bounded(reader.count(3))):
@@ -157,7 +187,7 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
         reader.tags()
         topics.append((key, partitions))
     reader.tags()
-    return ProduceRequest(version, transactional_id, acks, topics, total)
+    return ProduceRequest(version, transactional_id, acks, topics, total, limit_ms)
 
 
 def _bounded(count: int) -> int:
@@ -246,6 +276,18 @@ def _append(
         _refuse(outcome, error)
         return
     answer.wait_for(outcome, ticket)
+
+
+def is_over(limit_ms: int, waited_s: float) -> bool:
+    """Whether the time limit of a request is over. 0 or less is none: simple clients send it, and mean no haste."""
+    return 0 < limit_ms <= waited_s * 1000
+
+
+def timed_out(limit_ms: int) -> AppendTimedOut:
+    """What a client is told whose batch was not acknowledged within the time limit of its request: the batch stays, and
+    one with a producer id that is sent again is in the log once.
+    """
+    return AppendTimedOut(f"not acknowledged within the request's {limit_ms} ms; it may be later: send it again")
 
 
 def _refuse(outcome: _Outcome, error: Exception) -> None:

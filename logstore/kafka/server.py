@@ -29,6 +29,8 @@ from logstore.kafka.security.protocols import SecurityProtocol
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
 """How long to wait after a client could not be accepted, for example because the process has no descriptor left."""
+EXPIRE_S = 1.0
+"""Between two looks at the time limits of Produce requests, so an answer is as much late at most."""
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  (recognised, not listened on)
 
 
@@ -115,6 +117,7 @@ class KafkaServer:
                 async with trio.open_nursery() as clients:
                     with self._accepting:
                         async with trio.open_nursery() as acceptors:
+                            acceptors.start_soon(self._expire)
                             acceptors.start_soon(self._answers.unsent.run)
                             for listener, sock in opened:
                                 acceptors.start_soon(self._accept, listener, sock, clients)
@@ -126,6 +129,14 @@ class KafkaServer:
             self._ended.set()
             for _, sock in opened:
                 sock.close()
+
+    async def _expire(self) -> None:
+        """Look at the time limits of Produce requests again and again; runs until cancelled."""
+        while True:
+            await trio.sleep(EXPIRE_S)
+            now_s = self._broker.clock.monotonic_s()
+            for connection in list(self._connections):
+                connection.expire(now_s)
 
     async def drain(self, patience_s: float) -> None:
         """Accept no more clients and read no more requests; wait until the appends under way are answered, at most

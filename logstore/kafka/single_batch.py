@@ -24,7 +24,7 @@ from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import MAX_UVARINT_BYTES, frame
 from logstore.kafka.leaders import Leaders
-from logstore.log.stream_state import AppendTicket
+from logstore.log.stream_state import AnsweredEarly, AppendTicket
 from logstore.log.topics import NO_LIMIT_MS
 
 _HEAD = struct.Struct(">hhih")
@@ -51,6 +51,7 @@ class SingleBatch(AnswerSlot):
         "_clock",
         "_error",
         "_leaders",
+        "_limit_ms",
         "_line",
         "_message",
         "_meter",
@@ -66,6 +67,7 @@ class SingleBatch(AnswerSlot):
 
     _clock: Clock
     _leaders: Leaders | None
+    _limit_ms: int
     _line: AnswerLine
     _meter: Histogram
     _since_s: float
@@ -98,7 +100,7 @@ class SingleBatch(AnswerSlot):
         return slot
 
     def _read(self, request: memoryview, at: int) -> bool:
-        transactional_bytes, self.acks, _, topics, name_bytes = _TOPIC.unpack_from(request, at)
+        transactional_bytes, self.acks, self._limit_ms, topics, name_bytes = _TOPIC.unpack_from(request, at)
         if transactional_bytes != -1 or topics != 1 or name_bytes < 0:
             return False
         at += _TOPIC.size
@@ -112,7 +114,7 @@ class SingleBatch(AnswerSlot):
         return True
 
     def _read_flexible(self, request: memoryview, at: int) -> bool:
-        tags, transactional, self.acks, _, topics, name_bytes = _FLEXIBLE_TOPIC.unpack_from(request, at)
+        tags, transactional, self.acks, self._limit_ms, topics, name_bytes = _FLEXIBLE_TOPIC.unpack_from(request, at)
         if tags or transactional or topics != 2 or not 0 < name_bytes < 0x80:
             return False
         at += _FLEXIBLE_TOPIC.size
@@ -163,7 +165,24 @@ class SingleBatch(AnswerSlot):
     def _note_settled(self, ticket: AppendTicket) -> None:
         if ticket.error is not None:
             self._refuse(ticket.error)
+            if isinstance(ticket.error, AnsweredEarly):
+                self._mark_early(ticket.error.ticket)
+                return
         self._mark_ready()
+
+    def _mark_early(self, ticket: AppendTicket) -> None:
+        self._meter.add(self._clock.monotonic_s() - self._since_s)
+        self._line.mark_early(self, (ticket,))
+
+    def expire(self, now_s: float) -> None:
+        """See AnswerSlot."""
+        ticket = self._ticket
+        if ticket is not None and produce.is_over(self._limit_ms, now_s - self._since_s):
+            ticket.remove_callback(self._note_settled)
+            self._ticket = None
+            if self.acks:
+                self._refuse(produce.timed_out(self._limit_ms))
+            self._mark_early(ticket)
 
     def _mark_ready(self) -> None:
         self._meter.add(self._clock.monotonic_s() - self._since_s)

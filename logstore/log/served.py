@@ -94,6 +94,10 @@ class ServedStream(Protocol):
         """Whether this host serves the stream's clients."""
 
     @property
+    def is_readable(self) -> bool:
+        """Whether it serves its readers: also one that takes no appends, for want of members."""
+
+    @property
     def leader_epoch(self) -> int:
         """The epoch that clients are told."""
 

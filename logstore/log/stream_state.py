@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
+from logstore.errors import NotEnoughReplicasAfterAppend
 from logstore.format.batch import LEADER_EPOCH, BatchHeader
 from logstore.format.index import NO_TIMESTAMP, IndexEntry
 from logstore.format.journal_block import PartPlace
@@ -40,6 +41,14 @@ class AppendResult(NamedTuple):
 
 
 AppendTicket = Ticket[AppendResult]
+
+
+class AnsweredEarly(NotEnoughReplicasAfterAppend):
+    """What a ticket settles with whose batch stays in its stream; `ticket` is the one that the batch has now."""
+
+    def __init__(self, message: str, ticket: AppendTicket) -> None:
+        super().__init__(message)
+        self.ticket = ticket
 
 
 class AppendGroup(Protocol):
@@ -77,6 +86,7 @@ class SoleLeader:
     """What a stream says of its leaders where one host has it for good."""
 
     is_leader: Final = True
+    is_readable: Final = True
     leader_epoch: int
     high_watermark: int
     opened_at: int

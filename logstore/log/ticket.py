@@ -77,6 +77,11 @@ class Ticket(Generic[T]):
         else:
             self._callbacks.append(callback)
 
+    def remove_callback(self, callback: "Callable[[Ticket[T]], None]") -> None:
+        """Do not call `callback`, which `add_callback` was given: who waited waits no more."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
     def __await__(self) -> Generator["Ticket[T]", None, T]:
         """The result, in a coroutine that `coroutines.start` runs; raises the error the ticket settled with."""
         if not self.done:

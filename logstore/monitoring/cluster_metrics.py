@@ -48,6 +48,16 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
         "kafka_server_replicamanager_underreplicatedpartitions", "gauge", (),
         "streams of this host whose open chunk has fewer live copies than wanted", _one(lambda x: x.short_streams),
     ),
+    ClusterMetricEntry(
+        "kafka_server_replicamanager_underminisrpartitioncount", "gauge", (),
+        "streams of this host with fewer live copies of the open chunk than `min.insync.replicas`, or that refuse "
+        "producers because a member confirms nothing", _one(lambda x: x.under_min_streams),
+    ),
+    ClusterMetricEntry(
+        "kafka_server_replicamanager_atminisrpartitioncount", "gauge", (),
+        "streams of this host with as many, so that the loss of another host may stop their producers",
+        _one(lambda x: x.at_min_streams),
+    ),
     ClusterMetricEntry("kafka_server_replicamanager_isrshrinks_total", "counter", (),
                        "members that this host's streams went on without", _one(lambda x: x.member_failures)),
     ClusterMetricEntry(

@@ -28,6 +28,8 @@ def cluster_status(figures: ClusterFigures) -> dict[str, Any]:
         "waiting_takeovers": figures.waiting_takeovers,
         "short_streams": figures.short_streams,
         "short_chunks": figures.short_chunks,
+        "under_min_streams": figures.under_min_streams,
+        "at_min_streams": figures.at_min_streams,
         "short": [{"topic": each.topic, "partition": each.partition, "chunks": each.chunks} for each in figures.short],
         "copies_open": figures.replicas_open,
         "copies_sealed": figures.replicas_sealed,

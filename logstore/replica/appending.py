@@ -79,6 +79,10 @@ class OwnerLimits:
     """Producers hear after so long that a stream has too few members: no failover that ends well takes longer, and a
     host that is started again at once is back by then; clients give a request ten times as long.
     """
+    slow_after_ms: int = 10_000
+    """The same while as many hosts live as the stream needs: a disk that hangs for some seconds costs time, and no
+    error. With `longest_timeout_ms` in front of it, this is half of what clients give a request.
+    """
     repair_timeout_ms: int = 10_000
 
 

@@ -111,6 +111,19 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Readable:
+    """The owner takes no appends yet, for want of members, and the stream may be read: everything that is acknowledged
+    lies in front of `end`. Readers may see all of that if `is_settled`, otherwise of the last chunk what its members
+    know to be acknowledged.
+    """
+
+    stream: str
+    epoch: int
+    end: int
+    is_settled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Acked:
     """Every batch below the high watermark is acknowledged."""
 
@@ -180,6 +193,7 @@ Effect = (
     | ReadRegistration
     | SwapRegistration
     | Ready
+    | Readable
     | Registered
     | Acked
     | Deposed

@@ -28,10 +28,10 @@ KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch withou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
+from logstore.replica.early_reads import EarlyReads
 from logstore.replica.effects import Acked, Deposed, Effect, Ready, Registered, Send
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
@@ -50,7 +50,7 @@ from logstore.replica.messages import (
 from logstore.replica.owner_reports import OwnerReports
 from logstore.replica.owner_states import TAKING, TRANSITIONS, OwnerEvent, OwnerState
 from logstore.replica.placing import ANYWHERE, NextSet, Placing
-from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapInFlight, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
     SPARE_CHUNKS,
@@ -65,17 +65,6 @@ from logstore.replica.repair import Repair
 from logstore.replica.shortage import Shortage
 from logstore.replica.suspects import Suspects
 from logstore.replica.trimming import Trimming
-
-
-@dataclass(slots=True)
-class _Swap:
-    """The swap in flight."""
-
-    wanted: StreamRegistration
-    expected_revision: int
-    sent_ms: int
-    is_repair: bool = False
-    is_trim: bool = False
 
 
 class Owner:
@@ -101,7 +90,7 @@ class Owner:
         self._registration: StreamRegistration | None = None
         self.revision = 0
         self._live: tuple[Member, ...] = ()
-        self._swap: _Swap | None = None
+        self._swap: SwapInFlight | None = None
         self._fencing: Fencing | None = None
         self._sent_ms = self._since_ms = 0
         self._required: int | None = None
@@ -109,7 +98,8 @@ class Owner:
         self._written_ms = written_ms
         self.trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
-        self._shortage = Shortage(stream, self.limits.short_after_ms, self._appending, self._reports)
+        self._shortage = Shortage(stream, self.limits, self._appending, self._reports)
+        self._early_reads = EarlyReads(stream, self.limits.short_after_ms)
         self._suspects = Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
@@ -281,7 +271,7 @@ class Owner:
         self, wanted: StreamRegistration, now_ms: int, *, is_repair: bool = False, is_trim: bool = False
     ) -> list[Effect]:
         wanted.check(self.registration)
-        self._swap = _Swap(wanted, self.revision, now_ms, is_repair, is_trim)
+        self._swap = SwapInFlight(wanted, self.revision, now_ms, is_repair, is_trim)
         return [SwapRegistration(self.stream, self.revision, wanted)]
 
     def swap_answered(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
@@ -320,6 +310,7 @@ class Owner:
             return self._claimed(now_ms)
         if self.state is OwnerState.SEALING:
             self._step(OwnerEvent.SEALED)
+            self._early_reads.begin(now_ms)
             return [*self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.OPENING:
             self._step(OwnerEvent.OPENED)
@@ -355,6 +346,7 @@ class Owner:
         chunk = self.registration.open_chunk
         if chunk is None:
             self._step(OwnerEvent.CLAIMED_CLOSED)
+            self._early_reads.begin(now_ms)
             return self._advance(now_ms)
         self._step(OwnerEvent.CLAIMED)
         self._fencing = Fencing(chunk, self.registration.epoch, self.registration.log_start)
@@ -415,14 +407,16 @@ class Owner:
         last = self.registration.last_chunk
         is_safe = last is None or last.tiered is not None or len(last.members) >= self.min_copies
         following = self._next_set(now_ms)
-        if following.size < self.min_copies:
-            effects = self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
-            return effects + self._go_on_repairing(now_ms)
-        if is_safe:
+        has_hosts = following.size >= self.min_copies
+        if has_hosts and is_safe:
             self._step(OwnerEvent.OPEN)
             members = self._repair.placing.members(self.stream, following)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
-        return self._go_on_repairing(now_ms)
+        effects: list[Effect] = []
+        if not has_hosts:
+            effects = self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
+        early = self._early_reads.look(self.registration, self._end_offset(), self.min_copies, now_ms, is_safe=is_safe)
+        return [*effects, *early, *self._go_on_repairing(now_ms)]
 
     def _end_offset(self) -> int:
         """Where the next chunk begins, when none is open."""
@@ -516,7 +510,7 @@ class Owner:
         """Tell whether the open chunk, and the next one, have fewer members than `min_copies`."""
         lacks = self._shortage.lacks_members(self._live, self.min_copies)
         following = self._next_set(now_ms) if lacks else None
-        return self._shortage.look(self.registration.epoch, self.min_copies, following, now_ms)
+        return self._shortage.look(self.registration.epoch, self.min_copies, self._live, following, now_ms)
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]

@@ -58,6 +58,17 @@ class SwapAnswer:
     registration: StreamRegistration | None
 
 
+@dataclass(slots=True)
+class SwapInFlight:
+    """What an owner asks for: the registration that it wants, the revision that it expects, and what for."""
+
+    wanted: StreamRegistration
+    expected_revision: int
+    sent_ms: int
+    is_repair: bool = False
+    is_trim: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LiveMembers:
     """The members whose leases hold, in the order in which replica sets should prefer them (Peace's, later)."""

@@ -277,6 +277,10 @@ class Heard:
         self.news.append(("ready", (epoch, high_watermark)))
         self.high_watermark = high_watermark
 
+    def readable(self, epoch: int, end: int, *, is_settled: bool) -> None:
+        """See StreamObserver."""
+        self.news.append(("readable", (epoch, end, is_settled)))
+
     def acked(self, high_watermark: int) -> None:
         """See StreamObserver."""
         assert high_watermark >= self.high_watermark

@@ -7,8 +7,9 @@ stays, a takeover keeps all of it and perhaps some of the rest.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
+from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.producers import ProducerTable
@@ -43,6 +44,8 @@ class MemoryOwner:
         self.chunks: list[MemoryChunk] = []
         self.window: list[BatchEntry] = []
         self.acked_offset = 0
+        self.known_acked: int | None = None
+        """What members know to be acknowledged of a chunk that was sealed behind it."""
         self.takes = self.is_taking_over = False
         self.log_start = self.chunk_bytes = 0
         self.written_ms = UNKNOWN_TIME
@@ -100,7 +103,8 @@ class MemoryOwner:
                 break
             entries.append(entry)
         founding = b"" if first else found.founding
-        return EntriesRead(stream, chunk.epoch, MEMBERS[0], at, tuple(entries), self.acked_offset, founding)
+        limit = self.acked_offset if self.known_acked is None else self.known_acked
+        return EntriesRead(stream, chunk.epoch, MEMBERS[0], at, tuple(entries), limit, founding)
 
     # ---- what a test does
 
@@ -116,13 +120,26 @@ class MemoryOwner:
 
     def own(self, stream: ReplicatedStream, *, kept: int = 0) -> None:
         """A host takes over: what is acknowledged stays, and `kept` of the batches that are not."""
-        self.stream = stream
+        self.stream, self.known_acked = stream, None
         for entry in self.window[:kept]:
             self._keep(entry)
         self.window.clear()
         self._open()
         stream.registered(self.registration(""))
         stream.ready(self.epoch, self.acked_offset)
+
+    def own_for_readers(self, stream: ReplicatedStream, *, kept: int = 0, needed: int = 2) -> None:
+        """The same, and fewer than `needed` hosts live: no chunk is opened, and readers are served."""
+        self.stream, self.known_acked = stream, self.acked_offset
+        for entry in self.window[:kept]:
+            self._keep(entry)
+        self.window.clear()
+        self._open()
+        self.chunks.pop()
+        self.takes, self.is_taking_over = False, True
+        stream.registered(self.registration(""))
+        stream.readable(self.epoch, self.acked_offset, is_settled=kept == 0)
+        stream.short(needed)
 
     def ack(self, count: int = 1) -> None:
         """The members confirm the first batches."""

@@ -115,6 +115,28 @@ async def test_reads_follow_the_chunks_up_to_the_high_watermark(tmp_path: Path) 
             await cluster.values(front, 5)
 
 
+async def test_reads_end_at_what_is_acknowledged_while_members_are_wanting(tmp_path: Path) -> None:
+    """A reader who has seen more waits at its offset. Later all that the last chunk has is read."""
+    async with hosts(tmp_path) as cluster:
+        front = await cluster.lead()
+        front.append(b"0", b"1")
+        cluster.owner.ack()
+        front.append(b"2")
+        second = Front(cluster.owner, load=cluster.reads.load_producers)
+        cluster.owner.own_for_readers(second.stream, kept=1)
+        await second.tasks.run()
+        assert await cluster.values(second, 0) == [b"0", b"1"]
+        assert await cluster.values(second, 2) == await cluster.values(second, 3) == []
+        found = await cluster.reads.max_timestamp(second.stream)
+        assert found is not None
+        assert found.offset < 2
+        with pytest.raises(OffsetOutOfRange):
+            await cluster.values(second, 4)
+        cluster.owner.own(second.stream)
+        await second.tasks.run()
+        assert await cluster.values(second, 2) == [b"2"]
+
+
 async def test_records_are_found_by_time(tmp_path: Path) -> None:
     """The first record with a time or a later one, and the one with the latest time."""
     async with hosts(tmp_path) as cluster:

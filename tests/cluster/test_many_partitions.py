@@ -121,7 +121,7 @@ class ManyPartitions:
 class Led:
     """A stream whose host takes appends."""
 
-    is_leader = True
+    is_readable = True
 
 
 def placement_of(host: ManyStreams) -> Placement:

@@ -382,3 +382,64 @@ async def test_a_new_ownership_has_members() -> None:
     front.append(b"kept")
     owner.ack()
     assert owner.values == [b"kept"]
+
+
+async def test_a_stream_that_waits_for_members_is_read() -> None:
+    """Up to what a member knows to be acknowledged; an offset behind that, up to the end of the log, is that of a
+    reader who has seen more, and waits. What is written is refused, and has its place when there are members.
+    """
+    front, owner = await led()
+    front.append(b"0", producer_id=1, sequence=0)
+    owner.ack()
+    front.append(b"1", producer_id=1, sequence=1)
+    second = Front(owner)
+    owner.own_for_readers(second.stream, kept=1)
+    stream = second.stream
+    assert (stream.is_leader, stream.is_readable, stream.high_watermark, stream.leader_epoch) == (False, True, 0, 2)
+    await second.tasks.run()
+    assert (stream.high_watermark, stream.end_of_epoch(2)) == (1, (2, 2))
+    for offset in range(3):
+        stream.check_offset(offset)
+    with pytest.raises(OffsetOutOfRange):
+        stream.check_offset(3)
+    with pytest.raises(NotLeader):
+        stream.check_leader()
+    with pytest.raises(NotEnoughReplicas, match="fewer hosts can have it than the 2"):
+        second.append(b"1", producer_id=1, sequence=1)
+    owner.own(stream)
+    assert not stream.is_readable
+    await second.tasks.run()
+    assert (stream.is_leader, stream.high_watermark) == (True, 2)
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        second.append(b"behind")
+    second.clock.advance(round(1000 * ON_THE_WAY_S) + 1)
+    second.append(b"2")
+    owner.ack()
+    assert owner.values == [b"0", b"1", b"2"]
+
+
+async def test_a_host_that_may_own_no_more_serves_readers_and_sends_producers_away() -> None:
+    """Without the metadata store nobody is told to try again at it."""
+    front, owner = await led()
+    front.append(b"0")
+    owner.ack()
+    second = Front(owner)
+    owner.own_for_readers(second.stream)
+    assert second.stream.high_watermark == 1
+    second.is_store_away = True
+    second.stream.check_offset(1)
+    owner.is_taking_over = False
+    with pytest.raises(NotLeader):
+        second.append(b"1")
+    second.stream.deposed(3)
+    with pytest.raises(NotLeader):
+        second.stream.check_offset(1)
+
+
+async def test_the_clusters_own_streams_wait_for_members() -> None:
+    """A coordinator begins when it can keep what it is told."""
+    _, owner = await led()
+    second = Front(owner)
+    second.stream.is_internal = True
+    owner.own_for_readers(second.stream)
+    assert not second.stream.is_readable

@@ -27,3 +27,38 @@ def test_a_stream_with_too_few_members_tells_its_front() -> None:
         assert owner.observe(stream).names() == ["ready"]
 
     simulated(test, "a", "b", "c")
+
+
+def test_the_last_host_of_a_stream_serves_its_readers() -> None:
+    """Its owner was lost, and one host is left of the two that are needed: it says that the stream may be read, and
+    that members are wanting, to whoever observes it. It takes appends when another host is back.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic("t", 1, 3, **{MIN_COPIES_SETTING: "2"})
+        name, _ = await cluster.append(stream, b"0")
+        last, other = (host for host in "abc" if host != name)
+        heard = cluster.hosts[last].observe(stream)
+        await cluster.kill(other)
+        await cluster.until(lambda: other not in cluster.hosts[name].host.live)
+        await cluster.append(stream, b"1")
+        await trio.sleep(0.1)  # members hear after `tell_ms` that it is acknowledged
+        killed_s = trio.current_time()
+        await cluster.kill(name)
+        await cluster.until(lambda: "short" in heard.names())
+        assert cluster.limits.short_after_ms / 1000 < trio.current_time() - killed_s < LEASE_S + 5
+        (readable,) = [told for news, told in heard.news if news == "readable"]
+        assert isinstance(readable, tuple)
+        assert readable[1:] == (2, False)
+        again = cluster.hosts[last].observe(stream)
+        assert again.news[-2:] == [("readable", readable), ("short", 2)]
+        registration = cluster.hosts[last].host.registration(stream)
+        assert registration.last_chunk is not None
+        found = await cluster.hosts[last].host.read_entries(stream, registration.last_chunk, 1, 1000)
+        assert ([entry.data for entry in found.entries], found.limit_offset) == ([b"1"], 2)
+        await cluster.start(other)
+        await cluster.until(lambda: "ready" in again.names())
+        assert again.news[-1] == ("ready", (registration.epoch, 2))
+        await cluster.append(stream, b"2")
+
+    simulated(test, "a", "b", "c")

@@ -12,7 +12,14 @@ from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import REUSE_S, Survey
 from logstore.commands.hosts import progress
 from logstore.errors import UnknownTopicOrPartition
-from logstore.format.host_summaries import PLACES_PER_REPLY, HostSummary, get_hosts, hosts_fields
+from logstore.format.host_summaries import (
+    PLACES_PER_REPLY,
+    HostSummary,
+    get_hosts,
+    get_places,
+    hosts_fields,
+    places_fields,
+)
 from logstore.testing.clock import ManualClock
 from tests.cluster.memory import LIMITS, MemoryCluster, RunningHost, simulated
 
@@ -129,6 +136,8 @@ def test_places_of_a_topic() -> None:
             assert place.address == f"{place.owner}:1"
             assert (sorted(place.replicas), place.away, place.copies) == (["a", "b", "c"], (), 3)
             assert (place.chunks, place.under_replicated) == (1, 0)
+            assert (place.live_copies, place.min_copies) == (3, 2)
+        assert get_places(places_fields(reply)) == reply
         assert [place.partition for place in (await survey.places("t", 2, addresses)).places] == [2]
         assert (await survey.places("t", PLACES_PER_REPLY, addresses)).places == ()
         single = await cluster.create_topic("single", partitions=30, replicas=1)
@@ -142,6 +151,7 @@ def test_places_of_a_topic() -> None:
             assert len(place.replicas) == 1
             assert place.away == (("c",) if "c" in place.replicas else ())
             assert place.under_replicated == len(place.away)
+            assert (place.live_copies, place.min_copies) == (1 - len(place.away), 1)
         with pytest.raises(UnknownTopicOrPartition, match="'nothing'"):
             await survey.places("nothing", 0, addresses)
 

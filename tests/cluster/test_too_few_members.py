@@ -12,6 +12,7 @@ from kafka.admin import NewTopic
 
 from logstore.testing.cluster import Cluster
 from tests.metadata.support import needs_etcd
+from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until, until_holds
 
@@ -66,7 +67,14 @@ def write_unanswered(bootstrap: str, partitions: dict[str, int]) -> None:
 
 def read(bootstrap: str, topic: str, partition: int, count: int) -> list[int]:
     """What a partition has: so many records at least."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads", "enable.partition.eof": True})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reads",
+            "enable.auto.commit": False,  # commits wait while the topic of groups has too few members
+            "enable.partition.eof": True,
+        }
+    )
     consumer.assign([TopicPartition(topic, partition, 0)])
     found: list[int] = []
     end_s = time.monotonic() + PATIENCE_S
@@ -79,6 +87,15 @@ def read(bootstrap: str, topic: str, partition: int, count: int) -> list[int]:
         elif len(found) >= count:
             break
     consumer.close()
+    return found
+
+
+def consumed(consumer: Consumer, count: int) -> list[int]:
+    """What a consumer reads next: so many records, or fewer when time is over."""
+    found: list[int] = []
+    end_s = time.monotonic() + PATIENCE_S
+    while len(found) < count and time.monotonic() < end_s:
+        found += [int(message.value()) for message in consumer.consume(count - len(found), 1) if not message.error()]
     return found
 
 
@@ -119,6 +136,11 @@ def test_a_topic_with_too_few_hosts_holds_up_no_other(tmp_path: Path) -> None:
         killed_s = time.monotonic()
         until(lambda: writer.has_acked_since(LOOSE, killed_s + GONE_S), "acknowledgements of one topic")
         until(lambda: writer.has_acked_since(LOOSE, time.monotonic() - 2), "more of them")
+        described = cairn("topics", "describe", STRICT, "--servers", cluster.bootstrap).out
+        told = (
+            f"partition {partitions[STRICT]} has 2 live members, and min.insync.replicas wants 3: producers are refused"
+        )
+        assert told in described
         write_unanswered(cluster.bootstrap, partitions)
         assert not [sent_s for sent_s in writer.acked[STRICT] if sent_s > killed_s]
         victim.start()
@@ -131,3 +153,48 @@ def test_a_topic_with_too_few_hosts_holds_up_no_other(tmp_path: Path) -> None:
             assert [number for number in found if number >= 0] == list(range(count))
             assert topic == STRICT or [number for number in found if number < 0] == UNANSWERED
         assert "acks=0, so closing" not in cluster.by_node(leader).log
+
+
+def test_a_stream_is_read_from_the_only_host_that_is_left(tmp_path: Path) -> None:
+    """Two of three hosts are killed, the leader among them: the third one shows everything that was acknowledged, also
+    from where a consumer was. It refuses producers until another host is back; then both have every record once.
+    """
+    with Cluster(tmp_path) as cluster:
+        admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+        admin.create_topics([NewTopic(STRICT, 1, 3, topic_configs={"min.insync.replicas": "2"})])
+        admin.close()
+        writer = Writer(cluster.bootstrap, {STRICT: 0})
+        until(lambda: writer.has_acked_since(STRICT, 0.0) and writer.sent[STRICT] >= 200, "acknowledgements")
+        assert writer.producer.flush(PATIENCE_S) == 0
+        count = writer.sent[STRICT]
+        consumer = Consumer(
+            {"bootstrap.servers": cluster.bootstrap, "group.id": "goes-on", "enable.auto.commit": False}
+        )
+        consumer.assign([TopicPartition(STRICT, 0, 0)])
+        assert consumed(consumer, count // 2) == list(range(count // 2))
+        left, *killed = sorted(cluster, key=lambda host: host is cluster.by_node(leader_of(cluster.bootstrap)))
+        for host in killed:
+            host.kill()
+        assert read(left.address, STRICT, 0, count) == list(range(count))
+        assert consumed(consumer, count - count // 2) == list(range(count // 2, count))
+        consumer.close()
+        lone = Producer({"bootstrap.servers": left.address, "retries": 0, "acks": "all"})
+        told: list[KafkaError | None] = []
+        lone.produce(STRICT, b"-1", partition=0, on_delivery=lambda error, _: told.append(error))
+        assert lone.flush(PATIENCE_S) == 0
+        assert [error is not None and error.name() for error in told] == ["NOT_ENOUGH_REPLICAS"]
+        writer.write()
+        killed[0].start()
+        until(lambda: writer.has_acked_since(STRICT, time.monotonic() - 5), "acknowledgements again")
+        assert writer.producer.flush(PATIENCE_S) == 0
+        assert not writer.failures
+        assert read(cluster.bootstrap, STRICT, 0, writer.sent[STRICT]) == list(range(writer.sent[STRICT]))
+
+
+def leader_of(bootstrap: str) -> int:
+    """The number of the host that leads the topic's only partition."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    ((found,),) = [topic["partitions"] for topic in admin.describe_topics([STRICT])]
+    admin.close()
+    leader: int = found["leader_id"]
+    return leader

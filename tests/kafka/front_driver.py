@@ -225,13 +225,14 @@ def produce_frame(
     topic: str = TOPIC,
     topic_id: uuid.UUID = NO_ID,
     transactional_id: str | None = None,
+    limit_ms: int = 30_000,
 ) -> bytes:
     """A Produce request for partitions 0, 1, … of one topic, named by its id from version 13 on."""
     partitions = [{"index": number, "records": data} for number, data in enumerate(records)]
     values = {
         "transactional_id": transactional_id,
         "acks": acks,
-        "timeout": timedelta(seconds=30),
+        "timeout": timedelta(milliseconds=limit_ms),
         "topic_data": [{"name": topic, "topic_id": topic_id, "partition_data": partitions}],
     }
     return kio_frame(PRODUCE, version, values, correlation_id=correlation_id)

@@ -98,7 +98,10 @@ def test_streams_and_groups_are_in_the_metrics(hosts: list[Sidecar]) -> None:
         last = scrape(hosts[0])
         lacking = last["kafka_server_replicamanager_underreplicatedpartitions"][()]
         of_each = of_topic(last, "kafka_log_log_logendoffset")
-        return lacking >= PARTITIONS and of_each == {str(partition): RECORDS for partition in range(PARTITIONS)}
+        at_least = last["kafka_server_replicamanager_atminisrpartitioncount"][()]
+        return min(lacking, at_least) >= PARTITIONS and of_each == {
+            str(partition): RECORDS for partition in range(PARTITIONS)
+        }
 
     until(leads_all_alone, "all streams are led here and lack copies")
 
@@ -177,4 +180,5 @@ def test_the_page_shows_the_cluster(hosts: list[Sidecar]) -> None:
         browser.wait(ROW % "lacking", is_short)
         browser.wait(ROW % "hosts", lambda rows: len(rows) == 1)
         assert browser.run("return document.getElementById('cluster').hidden") is False
+        assert "NaN" not in browser.run("return document.getElementById('page').innerText")
         assert browser.console() == []

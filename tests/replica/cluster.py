@@ -20,6 +20,7 @@ from logstore.replica.effects import (
     EnoughMembers,
     Load,
     MemberFailed,
+    Readable,
     Ready,
     Registered,
     Send,
@@ -306,10 +307,28 @@ class Host:
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
-        elif isinstance(effect, Ready | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed):
+        elif isinstance(effect, Ready | Readable | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed):
             self.cluster.events.append((self.net.now_ms, self.name, effect))
         if isinstance(effect, Ready):
             self._check_founding(effect.high_watermark)
+        if isinstance(effect, Readable):
+            self._read_early(effect)
+
+    def _read_early(self, effect: Readable) -> None:
+        """A new owner that takes nothing yet serves readers: everything that was acknowledged or seen is in front of
+        the end. What it says that readers may see, they read from its own disk.
+        """
+        assert self.owner is not None
+        assert self.replica is not None
+        self.cluster.early_reads += 1
+        if self.cluster.registration != self.owner.registration:
+            return  # another host has claimed the stream
+        beyond = [offset for offset in self.cluster.history.at_offset if offset >= effect.end]
+        if beyond:
+            raise PromiseBroken(f"{self.name} lets the stream be read up to {effect.end}, and {beyond} were told")
+        for offset, entry in self.cluster.log_of(self.replica.me) if effect.is_settled else ():
+            if offset < effect.end and b"!" not in entry.data:  # damage, which a read finds
+                self.cluster.history.see(offset, entry, f"{self.name}, which takes no appends yet")
 
     def _check_founding(self, high_watermark: int) -> None:
         """A new owner finds what a chunk is founded on: at a chunk in front, unless nothing was ever appended."""
@@ -409,7 +428,8 @@ class Cluster:
         self.busy: dict[tuple[str, int | None], int] = {}
         self.counts: Counter[str] = Counter()
         """Messages, requests to the metadata store and synced operations, by type."""
-        self.appended = 0
+        self.appended = self.early_reads = 0
+        """Batches; and takeovers in which the stream was read before it took any."""
         self.keeps_last = True
         """Trims leave the last sealed chunk as long as the open one is empty."""
         self.meta = MetadataService(self.net, self.history, self.shape.lease_us)

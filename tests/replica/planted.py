@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from logstore.replica.appending import Appending, MemberProgress
-from logstore.replica.effects import Effect, Send, StreamUnavailable, WriteFence
+from logstore.replica.effects import Effect, Readable, Send, StreamUnavailable, WriteFence
 from logstore.replica.fencing import SealPlan
 from logstore.replica.known_replicas import ReplicaChunk, ReplicaState
 from logstore.replica.messages import (
@@ -407,6 +407,15 @@ class ServesUnackedBatches(Replica):
         return chunk.durable.length_bytes
 
 
+class LetsReadBeforeTheFence(Owner):
+    """Readers are served up to where the open chunk begins, before anybody has said how far it goes."""
+
+    def _send_fences(self, now_ms: int) -> list[Effect]:
+        chunk = self.registration.open_chunk
+        read = [] if chunk is None else [Readable(self.stream, self.registration.epoch, chunk.base_offset, True)]
+        return [*read, *super()._send_fences(now_ms)]
+
+
 class BelievesACopyDone(Owner):
     """A host that was asked for a copy is a member at once."""
 
@@ -432,6 +441,7 @@ PLANTED = {
     "takeover seals below the acked length": Planted(owner=SealsAtTheConfirmedLength),
     "replica set changes within an epoch": Planted(owner=KeepsTheEpoch),
     "cached registration is believed": Planted(owner=BelievesItsCachedRegistration),
+    "stream is read before it is fenced": Planted(owner=LetsReadBeforeTheFence),
     "takeover fences nobody": Planted(owner=FencesNobody),
     "batches are sent again in another order": Planted(owner=ResendsAtOtherOffsets),
     "unreachable stream starts anew": Planted(owner=StartsAtZero),

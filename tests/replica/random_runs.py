@@ -14,7 +14,7 @@ from random import Random
 from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import Member, Prefix
 from logstore.testing.simnet import NetRules
-from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
+from tests.replica.cluster import LIMITS, STREAM, Cluster, ClusterShape, Planted
 from tests.replica.disk import ReplicaDisk
 from tests.replica.metadata import META
 
@@ -29,6 +29,8 @@ SHAPES = (
     ClusterShape(("a", "b", "c", "d", "e", "f"), copies=5, min_copies=3),
 )
 SETTLE_MS = 30_000
+HASTY = replace(LIMITS, short_after_ms=300, slow_after_ms=1_000)
+"""What waits for members is told while the actions last."""
 
 
 class NotLive(AssertionError):
@@ -46,6 +48,7 @@ class Outcome:
     epochs: int
     faults: Counter[str] = field(default_factory=Counter)
     trims: int = 0
+    early_reads: int = 0
 
 
 class RandomRun:
@@ -54,7 +57,7 @@ class RandomRun:
     def __init__(self, seed: int, planted: Planted | None = None) -> None:
         self.seed = seed
         self.random = Random(f"actions {seed}")
-        shape = replace(self.random.choice(SHAPES), rules=self.random.choice((CALM, ROUGH)))
+        shape = replace(self.random.choice(SHAPES), rules=self.random.choice((CALM, ROUGH)), limits=HASTY)
         self.cluster = Cluster(seed, shape, planted)
         self.faults: Counter[str] = Counter()
         self._is_loaded = False
@@ -98,7 +101,7 @@ class RandomRun:
         history = cluster.history
         return Outcome(
             cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.registration.epoch, self.faults,
-            history.trims,
+            history.trims, cluster.early_reads,
         )  # fmt: skip
 
     def _pass_time(self, duration_us: int) -> None:

@@ -33,7 +33,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Ready, StreamUnavailable, TooFewMembers
+from logstore.replica.effects import (
+    Effect,
+    EnoughMembers,
+    MemberFailed,
+    Readable,
+    Ready,
+    StreamUnavailable,
+    TooFewMembers,
+)
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
 from logstore.replica.registrations import ChunkRegistration, Member
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Host, Planted
@@ -261,6 +269,9 @@ def _names(members: tuple[Member, ...]) -> str:
 def _event(effect: Effect) -> str:
     if isinstance(effect, Ready):
         return f"ready in epoch {effect.epoch} from offset {effect.high_watermark}"
+    if isinstance(effect, Readable):
+        shown = "all of it" if effect.is_settled else "what is known to be acknowledged"
+        return f"may be read in epoch {effect.epoch} up to offset {effect.end}, {shown}"
     if isinstance(effect, StreamUnavailable):
         return f"unavailable in epoch {effect.epoch}: {effect.reason}"
     if isinstance(effect, TooFewMembers):

@@ -433,9 +433,45 @@ def test_a_stream_with_a_member_that_hangs_has_too_few() -> None:
         told += [(now_ms, effect) for effect in told_shortage(effects)]
     ((first_ms, first),) = told
     assert first == TooFewMembers("s", 1, 3)
-    assert first_ms <= owner.limits.longest_timeout_ms + owner.limits.short_after_ms + 20
+    assert owner.limits.slow_after_ms < first_ms <= owner.limits.longest_timeout_ms + owner.limits.slow_after_ms + 20
     effects = owner.receive(AppendDone("s", 1, B, Prefix(1, 1, 1)), 60_000)
     assert told_shortage(effects + owner.tick(60_020)) == [EnoughMembers("s")]
+
+
+@pytest.mark.parametrize("silent_ms", [1_000, 3_300, 9_000])
+def test_a_member_that_is_slow_is_told_to_nobody(silent_ms: int) -> None:
+    """All hosts live, and one disk confirms nothing for some seconds: producers wait, and hear of no error."""
+    owner = in_need_of_all()
+    owner.append(b"x", 1, 0)
+    effects = list[Effect]()
+    for now_ms in range(0, silent_ms, 20):
+        effects += owner.tick(now_ms)
+        for member in (C, A):
+            effects += owner.receive(AppendDone("s", 1, member, Prefix(1, 1, 1)), now_ms)
+    effects += owner.receive(AppendDone("s", 1, B, Prefix(1, 1, 1)), silent_ms)
+    for now_ms in range(silent_ms, 60_000, 200):
+        effects += owner.tick(now_ms)
+    assert not told_shortage(effects)
+    assert owner.is_at_rest
+
+
+def test_a_slow_member_that_goes_is_told_when_it_has_gone() -> None:
+    """Members were wanting for longer than `short_after_ms` already."""
+    owner = in_need_of_all()
+    owner.append(b"x", 1, 0)
+    effects = [effect for now_ms in range(0, 8_000, 20) for effect in owner.tick(now_ms)]
+    assert not told_shortage(effects)
+    assert told_shortage(owner.live_members((C, A), 8_000)) == [TooFewMembers("s", 1, 3)]
+
+
+def test_what_is_needed_is_told_again_when_the_topic_says_another_number() -> None:
+    """Producers and operators read the number that counts now."""
+    owner = in_need_of_all()
+    effects = owner.live_members((C,), 0) + owner.tick(owner.limits.short_after_ms)
+    effects += owner.require(2, 20_000) + owner.tick(20_020)
+    assert told_shortage(effects) == [TooFewMembers("s", 1, 3), TooFewMembers("s", 1, 2)]
+    reasons = [effect.reason for effect in effects if isinstance(effect, StreamUnavailable)]
+    assert [reason[:27] for reason in reasons] == ["the next chunk needs 3 host", "the next chunk needs 2 host"]
 
 
 def test_a_chunk_with_fewer_members_than_the_topic_wants_now_has_too_few() -> None:

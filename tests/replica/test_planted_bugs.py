@@ -19,6 +19,7 @@ FOUND_BY: dict[str, int | str] = {
     "takeover seals below the acked length": "all_members_lost",
     "replica set changes within an epoch": "failing_disk",
     "cached registration is believed": "second_takeover",
+    "stream is read before it is fenced": "owner_dies",
     "takeover fences nobody": "fence_waits_for_syncs",
     "batches are sent again in another order": "failing_disk",
     "unreachable stream starts anew": "all_members_lost",

@@ -56,6 +56,7 @@ def test_the_faults_happen() -> None:
     assert acked > 1_000
     assert seen > 1_000
     assert sum(outcome_of(seed).trims for seed in SHORT_SEEDS) > 20
+    assert sum(outcome_of(seed).early_reads for seed in SHORT_SEEDS) > 5
 
 
 @pytest.mark.parametrize("seed", [0, 3])

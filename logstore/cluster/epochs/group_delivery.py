@@ -19,7 +19,7 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.streams.group_entry import check_group_bytes
 from logstore.cluster.streams.owner_calls import APPEND_GROUP, FIND_END, OwnerCalls, fields_of
-from logstore.cluster.streams.replicated_stream import StreamPlace
+from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, encode_order
 from logstore.epochs.ledger_entries import Target

@@ -288,7 +288,7 @@ class Placement:
         for partition in range(first, end):
             leader = kept.places[partition].leader
             has_settled = kept.takes_appends[partition] and (
-                leader in others or (leader == self._node_id and topic.partitions[partition].is_leader)
+                leader in others or (leader == self._node_id and topic.partitions[partition].is_readable)
             )
             # A stream that was seen to change hands is looked at itself: it is forgotten there.
             is_noted = self._settling_s and self._move_of(_stream_of(topic, partition)) in self._settling_s
@@ -318,7 +318,7 @@ class Placement:
         """Whether a partition changes hands."""
         stream = _stream_of(topic, partition)
         is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
-        if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
+        if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_readable):
             return True
         self._settling_s.pop(self._move_of(stream), None)
         return False

@@ -187,7 +187,7 @@ class ChunkReads:
         TierRefused, ObjectMissing, OSError.
         """
         stream.check_offset(offset)
-        if offset == stream.high_watermark:
+        if offset >= stream.high_watermark:
             return ReadResult([], offset, 0)
         try:
             return await self._read_at(
@@ -396,7 +396,7 @@ class ChunkReads:
         return newest
 
     def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
-        stream.check_leader()
+        stream.check_reads()
         first, end = stream.log_start_offset, stream.high_watermark
         chunks = stream.registration.chunks
         return [chunk for chunk in chunks if chunk.base_offset < end and not (chunk.end and chunk.end[1] <= first)]

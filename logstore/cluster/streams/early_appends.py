@@ -77,6 +77,10 @@ class EarlyAppends:
             self._spawn(partial(self._lose_patience, self._until_s))
         return ticket
 
+    def refused(self) -> None:
+        """An append was refused although this host has claimed the stream."""
+        self._refused_s = trio.current_time()
+
     async def _lose_patience(self, until_s: float) -> None:
         await trio.sleep_until(until_s)
         if self._until_s == until_s:

@@ -17,6 +17,7 @@ Invariants:
   stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
+* While a takeover waits for members, readers are served, and clients' batches are refused (`early_reads`).
 * Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
@@ -24,8 +25,8 @@ a chunk that is rolled under the same owner changes nothing for clients.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import takewhile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
@@ -33,9 +34,12 @@ from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
+from logstore.cluster.streams.early_reads import acknowledged_end
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
 from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_place import StreamPlace
+from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -56,7 +60,6 @@ from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
-from logstore.log.waiters import Waitable
 from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, StreamRegistration
 
 MAX_BATCH_BYTES: Final = 16 << 20
@@ -110,27 +113,7 @@ class StreamServices(NamedTuple):
     is_store_away: Callable[[], bool] = lambda: False
 
 
-class StreamPlace(NamedTuple):
-    """Which stream: its topic's name and id, and its partition."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    is_internal: bool = False
-    cluster_id: str = ""
-
-    @property
-    def stream(self) -> str:
-        """The name of the replicated stream."""
-        return f"{self.topic_id}/{self.partition}"
-
-    @property
-    def in_tier(self) -> str:
-        """What the keys of its objects in the tier start with."""
-        return f"{self.cluster_id}/{self.topic}.{self.topic_id}/{self.partition}"
-
-
-class ReplicatedStream(Waitable):
+class ReplicatedStream(TieredBounds):
     """See the module."""
 
     def __init__(self, place: StreamPlace, config: TopicConfig, services: StreamServices) -> None:
@@ -165,36 +148,8 @@ class ReplicatedStream(Waitable):
         """Since when a member has no room, and no other chunk was opened."""
         self._too_few = ""
         """Why clients' batches are refused: the stream has too few members."""
-
-    @property
-    def local_start_offset(self) -> int:
-        """The first offset that is not in the tier alone."""
-        if not self.is_leader:
-            return self.log_start_offset
-        held = next((chunk for chunk in self.registration.chunks if not chunk.is_tiered_alone), None)
-        return self.log_start_offset if held is None else max(self.log_start_offset, held.base_offset)
-
-    @property
-    def tiered_end_offset(self) -> int:
-        """The offset after the last record in the tier; -1: nothing is there."""
-        tiered = self._tiered_chunks
-        return -1 if not tiered or tiered[-1].end is None else tiered[-1].end.next_offset
-
-    @property
-    def tiered_chunk_count(self) -> int:
-        """How many chunks are in the tier, from the first one on, without a gap."""
-        return len(self._tiered_chunks)
-
-    @property
-    def tiered_bytes(self) -> int:
-        """Bytes of their batches."""
-        return sum(chunk.end.length_bytes for chunk in self._tiered_chunks if chunk.end is not None)
-
-    @property
-    def _tiered_chunks(self) -> Sequence[ChunkRegistration]:
-        """None where another host owns the stream."""
-        chunks = self.registration.chunks if self.is_leader else ()
-        return list(takewhile(lambda chunk: chunk.tiered is not None, chunks))
+        self._read_end: int | None = None
+        """Where the log ends that is read while this host takes no appends yet; None: it takes them, or leads not."""
 
     # ---- appending
 
@@ -212,6 +167,9 @@ class ReplicatedStream(Waitable):
         if self.is_internal:
             raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
         if not (self.is_leader or self.deleted) and self._services.owners.is_claimed(self.stream):
+            if self._read_end is not None and self._too_few and not self._services.is_store_away():
+                self._early.refused()
+                raise NotEnoughReplicas(self._too_few)
             held = self._early.hold(records, now_ms=now_ms, are_times_checked=are_times_checked)
             if held is not None:
                 return held
@@ -326,6 +284,16 @@ class ReplicatedStream(Waitable):
         if not self.is_leader:
             raise NotLeader(f"{self.name}: this host does not lead it; ask for metadata again")
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether this host serves the stream's readers: it leads it, or will when there are members enough."""
+        return self.is_leader or self._read_end is not None
+
+    def check_reads(self) -> None:
+        """Raise UnknownTopicOrPartition or NotLeader unless this host serves the stream's readers."""
+        if not self.is_readable:
+            self.check_leader()
+
     def _offer(self) -> None:
         """Give the owner what waits, as far as it takes it."""
         owners = self._services.owners
@@ -405,6 +373,26 @@ class ReplicatedStream(Waitable):
 
         self._services.spawn(begin)
 
+    def readable(self, epoch: int, end: int, *, is_settled: bool) -> None:
+        """See StreamObserver: an offset that is not known to be acknowledged is shown to nobody, and is in range."""
+        if self.is_internal:
+            return
+        self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
+        last = self.registration.last_chunk
+        self.leader_epoch, self._read_end = epoch, end
+        self.high_watermark = end if is_settled or last is None else max(last.base_offset, self.log_start_offset)
+        if self.high_watermark < end and last is not None:
+            self._services.spawn(partial(self._show_acknowledged, last, self._ownership))
+        self._wake()
+
+    async def _show_acknowledged(self, last: ChunkRegistration, ownership: int) -> None:
+        shown, first = None, self.high_watermark
+        while shown is None and self._ownership == ownership:
+            shown = await acknowledged_end(self._services.owners, self.stream, last, first)
+        if shown is not None and self._ownership == ownership:
+            self.high_watermark = max(self.high_watermark, shown)
+            self._wake()
+
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
         log_start, self._crowded_s = self.log_start_offset, None
@@ -464,7 +452,7 @@ class ReplicatedStream(Waitable):
     def _end_ownership(self, reason: Exception) -> None:
         """Fail what is not acknowledged; the table of producers belongs to the ownership."""
         self._ownership += 1
-        self.is_leader = False
+        self.is_leader, self._read_end = False, None
         tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
         trims, self._trims = self._trims, []
         self._in_flight.clear()
@@ -491,7 +479,7 @@ class ReplicatedStream(Waitable):
         What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
         would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
         """
-        return epoch, self.high_watermark
+        return epoch, max(self.high_watermark, self._read_end or 0)
 
     @property
     def registration(self) -> StreamRegistration:
@@ -525,8 +513,8 @@ class ReplicatedStream(Waitable):
         """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
         NotLeader, UnknownTopicOrPartition.
         """
-        self.check_leader()
-        if not self.log_start_offset <= offset <= self.high_watermark:
+        self.check_reads()
+        if not self.log_start_offset <= offset <= max(self.high_watermark, self._read_end or 0):
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
     # ---- the front of the stream

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from logstore.errors import NotEnoughReplicasAfterAppend
 from logstore.format.batch import BatchHeader
 from logstore.log.producers import ProducerTable
-from logstore.log.stream_state import AppendTicket
+from logstore.log.stream_state import AnsweredEarly, AppendTicket
 from logstore.log.ticket import Ticket
 
 
@@ -39,7 +38,7 @@ def answer_early(
     producers: ProducerTable[AppendTicket],
     reason: str,
 ) -> None:
-    """Answer the clients of all batches that are not acknowledged with NotEnoughReplicasAfterAppend. The batches stay,
+    """Answer the clients of all batches that are not acknowledged with AnsweredEarly. The batches stay,
     and settle tickets that nobody waits for yet: whoever sends a batch with a producer id again gets that of the batch.
     Groups are not answered: they are not clients', and each is appended once.
     """
@@ -52,8 +51,8 @@ def answer_early(
         if batch.header is not None:
             fresh[batch.ticket] = batch.ticket = AppendTicket()
     producers.replace_tickets(fresh)
-    for ticket in fresh:
-        ticket.fail(NotEnoughReplicasAfterAppend(reason))
+    for ticket, following in fresh.items():
+        ticket.fail(AnsweredEarly(reason, following))
 
 
 class WantedTrim(NamedTuple):

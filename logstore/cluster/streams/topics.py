@@ -23,8 +23,9 @@ from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.election import min_copies
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic
 from logstore.cluster.streams.producer_ids import ProducerIds
-from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
+from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.errors import (
     CairnError,
     InvalidConfig,
