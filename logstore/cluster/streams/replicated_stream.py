@@ -42,6 +42,7 @@ from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
     CairnError,
+    EndNotKnown,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -516,6 +517,11 @@ class ReplicatedStream(TieredBounds):
         self.check_reads()
         if not self.log_start_offset <= offset <= max(self.high_watermark, self._read_end or 0):
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+
+    def check_end(self) -> None:
+        """Raise EndNotKnown while readers may be shown less than is acknowledged: see `readable`."""
+        if self.high_watermark < (self._read_end or 0):
+            raise EndNotKnown(f"{self.name}: its end is known when enough hosts live that have it; ask again")
 
     # ---- the front of the stream
 
