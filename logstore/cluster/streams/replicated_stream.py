@@ -170,6 +170,9 @@ class ReplicatedStream(TieredBounds):
         if not (self.is_leader or self.deleted) and self._services.owners.is_claimed(self.stream):
             if self._read_end is not None and self._too_few and not self._services.is_store_away():
                 self._early.refused()
+                self._window.renew(
+                    check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+                )
                 raise NotEnoughReplicas(self._too_few)
             held = self._early.hold(records, now_ms=now_ms, are_times_checked=are_times_checked)
             if held is not None:
