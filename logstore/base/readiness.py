@@ -42,11 +42,12 @@ class WatchedSocket:
 
     async def wait(self, arrived: Callable[[float], bool]) -> None:
         """Have `arrived` called each time that the socket has data, or its end, until it returns False; it gets the
-        time, as of `trio.current_time`. Raises what `arrived` raises. Always yields to other tasks.
+        time, as of `trio.current_time`. Raises what `arrived` raises, and OSError if the system has no room for one
+        more socket that is watched. Always yields to other tasks.
         """
         if not self._is_armed:
+            self._readiness.arm(self._descriptor, self)  # may be refused: then there is nothing to disarm
             self._is_armed = True
-            self._readiness.arm(self._descriptor, self)
         self._arrived, self._task = arrived, trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
         if self._error is not None:

@@ -368,13 +368,15 @@ class ClientConnection:
 
     def _begin_what_comes(self, now_s: float) -> bool:
         """Data has come while the connection's task waits: receive it, and begin its requests. False: the task is
-        needed for one of them, for a longer one that is coming, or to receive by itself.
+        needed for one of them, for a longer one that is coming, to wait for room, or to receive by itself.
         """
         self._is_received = self._begins_at_once and self._frames.receive_more()
         if not self._is_received:  # the end, or requests that are to be looked at first
             return False
-        self._line.gather()
         self._is_first_of_burst = True
+        if not self._requests.has_room:  # others have taken it meanwhile
+            return False
+        self._line.gather()
         if self._begin_arrived(has_checks=False):
             return self._frames.await_more(now_s)
         self._line.flush_gathered()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -184,6 +185,22 @@ async def test_a_closed_descriptor_may_be_another_sockets() -> None:
         theirs.send(b"data")
         await rounds.readiness.watch(number).wait(lambda now_s: False)
         assert second.recv(100) == b"data"
+
+
+async def test_a_socket_that_cannot_be_watched_ends_its_own_task_only() -> None:
+    """The system refuses to watch one more: whoever wanted to wait is told, and can still end in order."""
+    async with running() as (rounds, _):
+        ours, theirs = rounds.pair()
+        unwatchable = os.open(__file__, os.O_RDONLY)  # epoll refuses files, with an error as that of its limit
+        try:
+            watched = rounds.readiness.watch(unwatchable)
+            with pytest.raises(PermissionError):
+                await watched.wait(lambda now_s: True)
+            watched.close()
+        finally:
+            os.close(unwatchable)
+        theirs.send(b"data")
+        await rounds.readiness.watch(ours.fileno()).wait(lambda now_s: False)
 
 
 async def test_what_comes_while_others_are_served_is_in_the_same_round() -> None:

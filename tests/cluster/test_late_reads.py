@@ -13,7 +13,7 @@ import trio
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams import late_reads
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.late_reads import AWAY_S, LATE_S, QUICK_S, LateReads
+from logstore.cluster.streams.late_reads import AWAY_S, KEPT_S, LATE_S, QUICK_S, LateReads
 from logstore.engine import StoreEngine
 from logstore.errors import ChunkUnreachable
 from logstore.log.reading import ReadResult
@@ -142,7 +142,28 @@ async def test_late_reads_are_few(autojump_clock: Any, monkeypatch: pytest.Monke
         for offset in range(3):
             assert not (await at.fetch(offset))[0].buffers
         assert at.owner.reads == 3 + 2
-        await at.wait_woken()
+        await trio.sleep(SILENCE_S + KEPT_S)
         assert not (await at.fetch(2))[0].buffers
         await at.wait_woken()
         assert at.owner.reads == 3 + 2 + 2
+
+
+async def test_what_has_no_place_does_not_drop_what_others_come_back_for(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Fetch of more silent partitions than there are places: answers that have come while it went through the others
+    are there when it comes back to theirs, and so each of them comes in turn.
+    """
+    monkeypatch.setattr(late_reads, "MAX_LATE", 2)
+    async with reader() as at:
+        at.owner.is_silent = True
+        for offset in range(RECORDS):
+            assert not (await at.fetch(offset))[0].buffers
+        for first in (0, 2):
+            await trio.sleep(SILENCE_S)
+            for offset in range(first + 2, RECORDS):
+                assert not (await at.fetch(offset))[0].buffers
+            for offset in (first, first + 1):
+                assert (await at.fetch(offset))[0].next_offset == offset + 1
+            for offset in range(first + 2, RECORDS):
+                assert not (await at.fetch(offset))[0].buffers

@@ -202,3 +202,30 @@ async def test_a_quota_that_is_set_meanwhile_counts(tmp_path: Path) -> None:
         finally:
             quotas.set(MINE, {})
         assert answer.throttle_time.total_seconds() > 0
+
+
+async def test_sleeping_connections_begin_nothing_while_others_have_taken_all_the_room(tmp_path: Path) -> None:
+    """Requests of all connections are at their limit, and nothing is synced: what else comes is served when it can."""
+    frame = produce_frame([batch(1, 10_000)])
+    async with (
+        serving(tmp_path, BrokerSettings(total_in_flight_bytes=20_000)) as server,
+        await server.connect() as first,
+        await server.connect() as other,
+    ):
+        await asleep(first)
+        await asleep(other)
+        server.files.gate = gate = threading.Event()
+        try:
+            await first.send(frame, frame)
+            await wait_until(lambda: server.kafka.request_bytes > 20_000)
+            taken = server.kafka.request_bytes
+            await other.send(frame)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert server.kafka.request_bytes == taken
+            gate.set()
+            for peer in (first, first, other):
+                await peer.answer()
+        finally:
+            gate.set()
+        assert server.stream.high_watermark == 5
+        assert server.kafka.request_bytes == 0

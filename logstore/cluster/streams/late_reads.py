@@ -8,8 +8,9 @@ Invariants:
   beginning, and the stream's waiters are woken at its end; its answer, or its error, is that of the next read of the
   place.
 * Bounded: MAX_LATE reads and answers, each of about a mebibyte; so late reads leave room for others
-  (`logstore.cluster.streams.entry_reads`). Answers that nobody has asked for again go first; a read that has no place
-  is not begun, and asked for again.
+  (`logstore.cluster.streams.entry_reads`). An answer that nobody has asked for again goes after KEPT_S, when its place
+  is wanted, and not earlier: a Fetch of more partitions than there are places would drop each answer on its way back
+  to it. A read that has no place is not begun, and asked for again.
 * A chunk of which no member could be reached is not asked for again for AWAY_S where the tier has it.
 """
 
@@ -30,6 +31,7 @@ LATE_S: Final = 0.5
 QUICK_S: Final = 0.05
 MAX_LATE: Final = 16
 AWAY_S: Final = 10.0
+KEPT_S: Final = 10.0
 
 Place = tuple[str, int, int]
 """Stream, epoch of a chunk, offset."""
@@ -42,6 +44,8 @@ class LateReads:
         self._owners = owners
         self._spawn = spawn
         self._late: dict[Place, Ticket[EntriesRead]] = {}
+        self._ended_s: dict[Place, float] = {}
+        """When those of them ended that have."""
         self._away: dict[tuple[str, int], float] = {}
         """Chunks in the tier of which no member could be reached, and until when they count as such."""
 
@@ -61,7 +65,8 @@ class LateReads:
         await trio.lowlevel.checkpoint()
         if not late.done:
             return None
-        self._late.pop(place, None)
+        if self._late.get(place) is late:
+            self._forget(place)
         return late.result()
 
     def _check_away(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
@@ -76,21 +81,32 @@ class LateReads:
         if place in self._late:
             return  # another reader has waited for it
         if len(self._late) >= MAX_LATE:
-            left = next((each for each, late in self._late.items() if late.done), None)
+            latest_s = trio.current_time() - KEPT_S
+            left = next((each for each, ended_s in self._ended_s.items() if ended_s <= latest_s), None)
             if left is None:
                 return
-            del self._late[left]
+            self._forget(left)
         self._late[place] = Ticket()
         self._spawn(partial(self._read, place, stream, chunk, max_bytes))
 
+    def _forget(self, place: Place) -> None:
+        self._late.pop(place, None)
+        self._ended_s.pop(place, None)
+
     async def _read(self, place: Place, stream: ReplicatedStream, chunk: ChunkRegistration, max_bytes: int) -> None:
         late, (name, epoch, offset) = self._late[place], place
+        is_away = False
         try:
             late.succeed(await self._owners.read_entries(name, chunk, offset, max_bytes))
         except (CairnError, OSError) as error:
-            if isinstance(error, ChunkUnreachable) and chunk.tiered is not None:
+            is_away = isinstance(error, ChunkUnreachable) and chunk.tiered is not None
+            if is_away:
                 while len(self._away) >= MAX_LATE:
                     del self._away[next(iter(self._away))]
                 self._away[name, epoch] = trio.current_time() + AWAY_S
             late.fail(error)
+        if is_away:
+            self._forget(place)  # all reads of the chunk get this answer
+        else:
+            self._ended_s[place] = trio.current_time()
         stream.wake_waiters()
