@@ -217,6 +217,10 @@ class TryAgain(CairnError):
     """A host of a cluster cannot do it now: it was done or not, and may be asked for again, here or of another host."""
 
 
+class EndNotKnown(TryAgain):
+    """A host that shows readers less than was acknowledged, perhaps, is asked where that ends."""
+
+
 class DiskRefused(CairnError):
     """The data directory is another host's, an old copy, or in use twice: the host must not start with it."""
 

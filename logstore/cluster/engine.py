@@ -102,11 +102,13 @@ class ClusterEngine:
     ) -> ScanResult:
         """Control batches before an offset (-1: the high watermark), newest first; see `StoreEngine.scan_controls`.
 
-        Raises NotLeader as well.
+        Raises NotLeader as well, and EndNotKnown: a query that misses its last epochs would take earlier ones for them.
         """
         replicated = self._own(stream)
         replicated.check_reads()
         before = stream.high_watermark if before_offset == -1 else before_offset
+        if before_offset == -1 or before > stream.high_watermark:
+            stream.check_end()
         if before > stream.high_watermark:
             raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
         found, lowest = ScanResult([], before, 0), max(from_offset, stream.log_start_offset)

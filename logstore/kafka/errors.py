@@ -54,6 +54,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
     errors.HostUnreachable: ErrorCode.request_timed_out,
     errors.AppendTimedOut: ErrorCode.request_timed_out,
+    errors.EndNotKnown: ErrorCode.offset_not_available,
     errors.TryAgain: ErrorCode.request_timed_out,
     errors.TierUnavailable: ErrorCode.kafka_storage_error,
     errors.TierFull: ErrorCode.kafka_storage_error,

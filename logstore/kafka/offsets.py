@@ -4,8 +4,8 @@ Invariants: the latest offset is the high watermark, so no client ever sees an o
 has one leader epoch; in a cluster, what clients have seen is never cut. So no log ever diverges. A failed look-up is an
 error of its partition alone.
 
-Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered
-storage).
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-207 (an end that is not known yet), KIP-734 (max timestamp),
+KIP-405, KIP-1005 and KIP-1023 (tiered storage).
 """
 
 import math
@@ -17,7 +17,7 @@ import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError, StorageFailed, TierUnavailable
+from logstore.errors import CairnError, EndNotKnown, StorageFailed, TierUnavailable
 from logstore.events import LOOK_UP_FAILED
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
@@ -35,6 +35,8 @@ _SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _UNKNOWN = -1
+_FIRST_WITH_NOT_AVAILABLE = 5
+"""From this version on clients know OFFSET_NOT_AVAILABLE (KIP-207)."""
 LOOK_UP_S: Final = 1.0
 """For a look-up by time, when the tier did not answer another one of the same request: more than the disk needs."""
 
@@ -76,6 +78,9 @@ class OffsetHandlers:
             if part.timestamp < 0 and _SINCE_VERSION.get(part.timestamp, version + 1) > version:
                 return {"error_code": ErrorCode.unsupported_version}
             offset, timestamp = await search.find(stream, part.timestamp)
+        except EndNotKnown:
+            is_known = version >= _FIRST_WITH_NOT_AVAILABLE
+            return {"error_code": ErrorCode.offset_not_available if is_known else ErrorCode.leader_not_available}
         except CairnError as error:
             if error_code(error) is ErrorCode.kafka_storage_error:
                 self._broker.engine.store.report(
@@ -125,7 +130,11 @@ class _TimeSearch:
         self._is_tier_away = False
 
     async def find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
-        """Offset and timestamp, -1 where there is none. Raises CairnError, OSError."""
+        """Offset and timestamp, -1 where there is none. Raises CairnError, OSError; EndNotKnown if it may lie behind
+        what this host shows: a client that has seen more would take an earlier end for a loss.
+        """
+        if timestamp in (LATEST, MAX_TIMESTAMP):
+            stream.check_end()
         if timestamp == LATEST:
             return stream.high_watermark, _UNKNOWN
         if timestamp == EARLIEST:
@@ -142,7 +151,10 @@ class _TimeSearch:
             except TierUnavailable:
                 self._is_tier_away = True
                 raise
-            return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
+            if found is None:
+                stream.check_end()
+                return _UNKNOWN, _UNKNOWN
+            return found.offset, found.timestamp
         raise TierUnavailable(
             f"{stream.name}: the tier did not answer a look-up of the same request, and this one was not over in "
             f"{LOOK_UP_S:g} s; ask again"

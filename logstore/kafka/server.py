@@ -118,6 +118,7 @@ class KafkaServer:
                 async with trio.open_nursery() as clients:
                     with self._accepting:
                         async with trio.open_nursery() as acceptors:
+                            acceptors.start_soon(self._expire)
                             acceptors.start_soon(self._answers.unsent.run)
                             for listener, sock in opened:
                                 acceptors.start_soon(self._accept, listener, sock, clients)

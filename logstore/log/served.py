@@ -114,6 +114,9 @@ class ServedStream(Protocol):
     def check_offset(self, offset: int) -> None:
         """Raise OffsetOutOfRange unless `offset` may be read; NotLeader, UnknownTopicOrPartition in a cluster."""
 
+    def check_end(self) -> None:
+        """Raise EndNotKnown if records may be acknowledged behind the high watermark."""
+
     def delete_records(self, before_offset: int) -> Ticket[int]:
         """Trim all records before an offset (-1: all); the result is the new log start. Raises OffsetOutOfRange."""
 

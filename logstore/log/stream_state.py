@@ -93,6 +93,9 @@ class SoleLeader:
     """The high watermark of the start."""
     chunks: list[Chunk]
 
+    def check_end(self) -> None:
+        """What is acknowledged is in front of the high watermark."""
+
     @property
     def appended_records(self) -> int:
         """Records that became visible since the start."""

@@ -338,7 +338,9 @@ class Loop:
                 answer == FetchOutcome(run.source, moved=False)
                 and held.fetch_offset >= self._high_watermarks[run.source]
             ):
-                raise self._too_short(run.source, self._high_watermarks[run.source])
+                end = self._port.offset(run.source, "latest")  # known, unlike what a host shows that lacks others
+                if held.fetch_offset >= end:
+                    raise self._too_short(run.source, end)
 
     # ---- working
 

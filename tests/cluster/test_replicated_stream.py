@@ -418,6 +418,26 @@ async def test_a_stream_that_waits_for_members_is_read() -> None:
     assert owner.values == [b"0", b"1", b"2"]
 
 
+async def test_what_a_stream_refuses_that_waits_for_members_is_not_overtaken() -> None:
+    """A producer whom the stream does not know hears late that its first batch was refused: what it has sent behind it
+    waits for that one, as where a leader has too few members.
+    """
+    _, owner = await led()
+    second = Front(owner)
+    owner.own_for_readers(second.stream)
+    with pytest.raises(NotEnoughReplicas, match="fewer hosts"):
+        second.append(b"0", producer_id=9, sequence=0)
+    owner.own(second.stream)
+    await second.tasks.run()
+    second.clock.advance(round(1000 * ON_THE_WAY_S) + 1)
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        second.append(b"1", producer_id=9, sequence=1)
+    for sequence in range(2):
+        second.append(b"%d" % sequence, producer_id=9, sequence=sequence)
+        owner.ack()
+    assert owner.values == [b"0", b"1"]
+
+
 async def test_a_host_that_may_own_no_more_serves_readers_and_sends_producers_away() -> None:
     """Without the metadata store nobody is told to try again at it."""
     front, owner = await led()

@@ -18,6 +18,7 @@ from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed, ReplayD
 from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource, plan
 from spe_adapter.continuous.inputs import RecordRun
 from spe_adapter.continuous.loop import Loop
+from spe_adapter.continuous.port import Fetch
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -183,6 +184,27 @@ def test_a_source_that_lost_records_is_noticed() -> None:
     world.produce("in", batches(Random(3), 2, 40))
     with pytest.raises(InputTrimmed, match="are gone"):
         recover(world, described)
+
+
+def test_a_source_that_shows_less_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that lacks others shows less than was read before; where the source ends is another question."""
+    described = fragment(counting(1000))
+    world = a_world()
+    run_all(world, described)
+    loop = start_runner(world, plan(described), NoChecks, LIMITS, "again").loop
+    port, fetched, hidden = loop._port, loop._port.fetched, list[Fetch]()
+    assert isinstance(port, SimPort)
+
+    def shown(wait_ms: float) -> Fetch | None:
+        if hidden:
+            return fetched(wait_ms)
+        source, offset = port._wanted.popleft()
+        hidden.append(Fetch(source, 0, offset, 0, b""))
+        return hidden[0]
+
+    monkeypatch.setattr(port, "fetched", shown)
+    loop.recover()
+    assert hidden
 
 
 def test_a_source_with_other_records_is_noticed() -> None:

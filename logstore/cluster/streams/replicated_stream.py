@@ -42,6 +42,7 @@ from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
     CairnError,
+    EndNotKnown,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -169,6 +170,9 @@ class ReplicatedStream(TieredBounds):
         if not (self.is_leader or self.deleted) and self._services.owners.is_claimed(self.stream):
             if self._read_end is not None and self._too_few and not self._services.is_store_away():
                 self._early.refused()
+                self._window.renew(
+                    check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+                )
                 raise NotEnoughReplicas(self._too_few)
             held = self._early.hold(records, now_ms=now_ms, are_times_checked=are_times_checked)
             if held is not None:
@@ -516,6 +520,11 @@ class ReplicatedStream(TieredBounds):
         self.check_reads()
         if not self.log_start_offset <= offset <= max(self.high_watermark, self._read_end or 0):
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+
+    def check_end(self) -> None:
+        """Raise EndNotKnown while readers may be shown less than is acknowledged: see `readable`."""
+        if self.high_watermark < (self._read_end or 0):
+            raise EndNotKnown(f"{self.name}: its end is known when enough hosts live that have it; ask again")
 
     # ---- the front of the stream
 
