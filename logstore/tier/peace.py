@@ -10,7 +10,8 @@ Invariants:
   request. Until the coordinator takes a request again, each further chunk asks once and does not wait.
 * Nothing is stored without a plan because this host itself ends: what waits for its turn then fails.
 * Of requests that a coordinator has taken, or may have taken, and for whose turns nobody waits, the first MAX_LEFT are
-  cancelled when it takes a request again. It cancels others itself, when their writers have been silent for long.
+  cancelled when it takes a request again, but none whose chunk is still written: its tokens stay taken until the
+  attempt has ended. It cancels others itself, when their writers have been silent for long.
 """
 
 import threading
@@ -54,6 +55,7 @@ class PeaceTurns:
         try:
             view = self._client.call(submission, patience_s=0 if self._is_away else None)
         except CoordinatorUnavailable:
+            self._is_away = True
             self._leave(name)  # the answer alone may be lost
             return self._store_unplanned(store)
         except CoordinatorError as error:
@@ -69,9 +71,12 @@ class PeaceTurns:
                     continue
                 latest = self._begin(request, go, store)
         except CoordinatorUnavailable:
-            self._leave(name)
+            self._is_away = True
             if latest is None:
+                self._leave(name)
                 return self._store_unplanned(store)
+            latest.exception()  # it has ended: until then it needs its tokens, also if the coordinator is back
+            self._leave(name)
         except CoordinatorError as error:
             if latest is None:
                 raise TierUnavailable(f"no turn for a chunk of host {self._host!r}: {error}") from error
@@ -86,8 +91,7 @@ class PeaceTurns:
         return store(Turn((), lambda: False))
 
     def _leave(self, name: str) -> None:
-        """The coordinator does not answer: note a request that it may have, and for which nobody waits."""
-        self._is_away = True
+        """Note a request that the coordinator may have, and for which nobody waits."""
         if len(self._left) < MAX_LEFT:
             self._left[name] = None
 
@@ -136,6 +140,7 @@ class PeaceTurns:
         try:
             report()
         except CoordinatorUnavailable:
+            self._is_away = True
             self._leave(request.name)
         except CoordinatorError:
             pass  # it has given the chunk up

@@ -6,13 +6,15 @@ Invariants:
   the error, and never asked. All addresses are http, or all https: no answer leads a request from https to http.
 * A round asks each address at most once. Its time is bounded as if there were one address: `timeout_s`, and once the
   time for which the coordinator was asked to hold the request.
+* A host that refuses the token hides no leader: while tokens are changed host by host, another may accept it. The token
+  is wrong when every address refuses it.
 """
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from scheduler.client.errors import CoordinatorError, CoordinatorUnavailable, LedElsewhere
+from scheduler.client.errors import CoordinatorError, CoordinatorUnavailable, LedElsewhere, Unauthorized
 
 DEFAULT_PORT: Final = 9880
 PORTS: Final = {"http": 80, "https": 443}
@@ -88,6 +90,8 @@ class AddressRound:
         self._wait_s = wait_s
         self._end_s = now_s + timeout_s + wait_s
         self._said: list[str] = []
+        self._refusals = 0
+        """How many addresses refused the token."""
         self._retry_after_s = 0.0
 
     def connect_limit_s(self, now_s: float) -> float:
@@ -106,6 +110,7 @@ class AddressRound:
         leader = leader_in(error.location) if isinstance(error, LedElsewhere) else None
         if isinstance(error, CoordinatorUnavailable):
             self._retry_after_s = max(self._retry_after_s, error.retry_after_s)
+        self._refusals += isinstance(error, Unauthorized)
         advice = "" if leader is None or leader in self._known else ", which is none of the addresses given: add it"
         self._said.append(f"{self.at}: {why(error)}{advice}")
         if not self._left or self._end_s - self._wait_s <= now_s:
@@ -117,9 +122,13 @@ class AddressRound:
         return True
 
     def outcome(self, error: Exception) -> Exception:
-        """The error of a round that is over, `error` being the last: with one address that, else what each said."""
+        """The error of a round that is over, `error` being the last: with one address that, else what each said. It is
+        Unauthorized only if every address refused the token.
+        """
         if len(self._known) == 1 and not isinstance(error, LedElsewhere):
             return error
+        if isinstance(error, Unauthorized) and self._refusals == len(self._known):
+            return Unauthorized(error.status, "; ".join(self._said), error.field)
         return CoordinatorUnavailable("; ".join(self._said), self._retry_after_s)
 
 

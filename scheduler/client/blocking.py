@@ -29,6 +29,7 @@ from scheduler.client.errors import (
     CoordinatorUnavailable,
     NotFound,
     NotUnderstood,
+    Unauthorized,
 )
 
 SHORTEST_S: Final = 0.001
@@ -302,7 +303,7 @@ class CoordinatorClient(BaseClient):
         while True:
             try:
                 answer = core.parse_answer(self._send(asked, request))
-            except (OSError, HTTPException, CoordinatorUnavailable, NotUnderstood) as error:
+            except (OSError, HTTPException, CoordinatorUnavailable, NotUnderstood, Unauthorized) as error:
                 if not asked.goes_on(error, time.monotonic()) or self._closed.is_set():
                     self._note_failure(asked)
                     raise asked.outcome(error) from error.__cause__

@@ -28,6 +28,7 @@ from scheduler.client.errors import (
     CoordinatorUnavailable,
     NotFound,
     NotUnderstood,
+    Unauthorized,
 )
 
 RECEIVE_BYTES = 64 * 1024
@@ -336,7 +337,7 @@ class TrioCoordinatorClient(BaseClient):
         while True:
             try:
                 answer = core.parse_answer(await self._send(asked, request))
-            except (*FAILURES, NotUnderstood) as error:
+            except (*FAILURES, NotUnderstood, Unauthorized) as error:
                 if not asked.goes_on(error, trio.current_time()):
                     self._note_failure(asked)
                     raise asked.outcome(error) from error.__cause__

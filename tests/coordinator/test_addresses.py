@@ -24,6 +24,7 @@ from scheduler.client import (
     Go,
     NotFound,
     NotUnderstood,
+    Unauthorized,
     core,
 )
 from scheduler.client.addresses import MAX_ADDRESSES, AddressRound, Url, parse_addresses
@@ -34,6 +35,7 @@ from tests.coordinator.support import Reply, stand_in, topology_file
 from tests.support.limits import PATIENCE_S
 
 HERE = Reply(200, {"here": 1})
+OTHER_TOKEN = Reply(401, {"error": "the token is missing or wrong"})
 NOBODY_LEADS = Reply(503, {"error": "nobody leads"}, headers={"Retry-After": "0"})
 Ask = Callable[[core.ApiRequest], dict[str, Any]]
 
@@ -178,6 +180,56 @@ def test_an_address_that_is_no_coordinators_any_more_hides_no_leader() -> None:
 
         with_both(found.urls, use)
         with_both(found.urls[:1], use_one)
+
+
+def test_a_host_with_another_token_hides_no_leader() -> None:
+    """A token is changed host by host: a host that refuses the new one is passed over, the leader that accepts it is
+    found and remembered.
+    """
+    with hosts(3) as found:
+
+        def use(ask: Ask) -> None:
+            found.replies[:] = [OTHER_TOKEN, leads(found.urls[2]), HERE]
+            assert ask(core.STATUS) == ask(core.STATUS) == {"here": 1}
+            assert found.who() == [0, 1, 2, 2]
+
+        with_both(found.urls, use, token="the-new-token-of-all", patience_s=0)
+
+
+def test_a_token_is_wrong_when_every_host_refuses_it() -> None:
+    """Each of them is asked once, whatever the patience; a single one is asked once too."""
+    for count in (1, 2):
+        with hosts(count) as found:
+            found.replies[:] = [OTHER_TOKEN] * count
+
+            def use(ask: Ask, found: Hosts = found) -> None:
+                with pytest.raises(Unauthorized, match="missing or wrong") as caught:
+                    ask(core.STATUS)
+                assert caught.value.status == 401
+                assert found.who() == list(range(len(found.urls)))
+
+            with_both(found.urls, use, patience_s=PATIENCE_S)
+
+
+def test_a_leader_that_restarts_is_waited_for_though_another_host_refuses_the_token() -> None:
+    """The host with the new token does not lead yet, the other has the old token: both are asked again for the client's
+    patience, and its error says what each of them said.
+    """
+    with hosts(2) as found:
+
+        def use(ask: Ask) -> None:
+            found.replies[:], found.later = [OTHER_TOKEN, NOBODY_LEADS], [OTHER_TOKEN, HERE]
+            assert ask(core.STATUS) == {"here": 1}
+            found.who()
+
+        def use_once(ask: Ask) -> None:
+            found.replies[:] = [OTHER_TOKEN, NOBODY_LEADS]
+            with pytest.raises(CoordinatorUnavailable, match=r"missing or wrong.*nobody leads"):
+                ask(core.STATUS)
+            assert found.who() == [0, 1]
+
+        with_both(found.urls, use, patience_s=PATIENCE_S)
+        with_both(found.urls, use_once, patience_s=0)
 
 
 def test_only_the_addresses_that_were_given_are_asked() -> None:

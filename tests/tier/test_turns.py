@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from logstore.errors import TierUnavailable
 from logstore.testing.ports import free_port
 from logstore.tier.interface import HostFailed, Turn
 from logstore.tier.peace import PeaceTurns
-from scheduler.client import CoordinatorClient
+from scheduler.client import CoordinatorClient, CoordinatorUnavailable
+from scheduler.client.core import ApiRequest
 from scheduler.coordinator.testing import running
 from scheduler.topology import Server, Topology
 from tests.support.limits import PATIENCE_S
@@ -165,6 +167,7 @@ def test_only_the_first_chunk_waits_for_a_coordinator_that_is_away(silent: Liste
 class Relay:
     """In front of a coordinator. While it `loses_answers` the coordinator takes requests, and nobody hears of it; while
     it `stores_nothing` nothing changes, as with a coordinator whose disk is full. `refused`: how often that was so.
+    `asked`: the first lines of all requests.
     """
 
     def __init__(self, url: str) -> None:
@@ -173,6 +176,7 @@ class Relay:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.loses_answers = self.stores_nothing = False
         self.refused = 0
+        self.asked: list[bytes] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -184,6 +188,7 @@ class Relay:
                 if self._is_closed:
                     return
                 asked = message(connection)
+                self.asked.append(asked.partition(b"\r\n")[0])
                 if self.stores_nothing and not asked.startswith(b"GET"):
                     self.refused += 1
                     connection.sendall(REFUSAL)
@@ -239,6 +244,60 @@ def test_a_request_whose_answer_was_lost_keeps_no_turn(tmp_path: Path) -> None:
         assert len(other.status()["queue"]) == 1
         relay.loses_answers = False
         assert is_planned(pool.submit(turns.run, chain_of).result(PATIENCE_S))
+        assert other.status()["queue"] == []
+
+
+class WatchedClient(CoordinatorClient):
+    """A client that says when its patience has ended."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, patience_s=PATIENT_S, poll_s=0.1)
+        self.gave_up = threading.Event()
+
+    def call(self, request: ApiRequest, *, patience_s: float | None = None) -> dict[str, Any]:
+        """As ever."""
+        try:
+            return super().call(request, patience_s=patience_s)
+        except CoordinatorUnavailable:
+            self.gave_up.set()
+            raise
+
+
+def test_a_chunk_that_is_still_written_keeps_its_tokens(tmp_path: Path) -> None:
+    """The coordinator is silent for the client's patience while a chunk is written, and is back before it is stored:
+    the writer's next chunk waits until then, for the first one's request is not cancelled under it.
+    """
+    with ExitStack() as stack:
+        url = stack.enter_context(running(small_network(), data_dir=tmp_path))
+        other, relay = stack.enter_context(CoordinatorClient(url)), stack.enter_context(Relay(url))
+        client, pool = WatchedClient(relay.url), stack.enter_context(ThreadPoolExecutor(2))
+        turns = PeaceTurns(client, "writer", 2, Random(1))
+        stack.callback(turns.close)
+        writes, stored = threading.Event(), threading.Event()
+        stack.callback(stored.set)
+
+        def write(turn: Turn) -> tuple[str, ...]:
+            writes.set()
+            assert stored.wait(PATIENCE_S)
+            return chain_of(turn)
+
+        first = pool.submit(turns.run, write)
+        assert writes.wait(PATIENCE_S)
+        (entry,) = other.status()["queue"]
+        relay.loses_answers = True
+        assert client.gave_up.wait(PATIENCE_S)
+        relay.loses_answers = False
+        known = len(relay.asked)
+        second = pool.submit(turns.run, chain_of)
+        until(
+            lambda: any(line.startswith(b"GET") for line in relay.asked[known:]),
+            "the second chunk waits for its turn, after all that it cancels",
+        )
+        assert [each["request"] for each in other.status()["queue"]][:1] == [entry["request"]]
+        assert not second.done()
+        stored.set()
+        assert is_planned(first.result(PATIENCE_S))
+        assert is_planned(second.result(PATIENCE_S))
         assert other.status()["queue"] == []
 
 
