@@ -197,7 +197,7 @@ class Story:
             if not self._query.is_running:
                 raise Failed(f"the query ended by itself; see {self.directory / 'spark.log'}")
             return
-        message = json.loads(line)
+        message = said(line)
         if "failed" in message:
             raise Failed(f"the query failed: {message['failed']}; see {self.directory / 'spark.log'}")
         if message.get("how"):
@@ -333,3 +333,12 @@ def tell_story(plan: DemoPlan, tell: Callable[[str, float], None]) -> DemoOutcom
     if outcome.is_exact:
         shutil.rmtree(directory)
     return outcome
+
+
+def said(line: str) -> dict[str, Any]:
+    """What the query says with a line of its output; nothing if the line is of its JVM, which warns there."""
+    try:
+        message = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return message if isinstance(message, dict) else {}

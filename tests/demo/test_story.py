@@ -12,7 +12,7 @@ import pytest
 
 from logstore.client.wire import TopicPartition
 from logstore.format.records import Record, encode_batch
-from spe_adapter.demo.story import DemoPlan, Story
+from spe_adapter.demo.story import DemoPlan, Story, said
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +37,13 @@ def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
     assert "exact" in text
     assert "windows: " in text.partition("Starts of the stateful query")[2]
     assert not list(tmp_path.glob("cairn-demo-*")), "an exact run leaves nothing behind"
+
+
+def test_what_a_jvm_says_is_no_message() -> None:
+    """A line that the query's JVM writes into the same output says nothing of the query, and ends nothing."""
+    assert said("[0.123s][warning][cds] shared class paths mismatch") == {}
+    assert said("2026") == {}
+    assert said('{"query": "averages", "rows": 5}') == {"query": "averages", "rows": 5}
 
 
 def test_what_was_committed_before_a_kill_does_not_answer_it(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from tests.support.limits import PROGRAM_S
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 """Not under version control; may be deleted at any time."""
-QUICK = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.pollingDelay=100ms"
-"""The compiler for programs that run for seconds. A query without new data asks its sources ten times a second instead
+QUICK = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.pollingDelay=100ms -Xlog:disable -Xlog:all=warning:stderr"
+"""The compiler for programs that run for seconds. A JVM's own warnings, as of an archive that does not fit, do not go
+into the program's output. A query without new data asks its sources ten times a second instead
 of a hundred times, as each question costs the processor of this machine, which others of the run need.
 """
 PROGRAM = """
