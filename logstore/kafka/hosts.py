@@ -45,18 +45,20 @@ async def _handle(
     """Answer one request."""
     try:
         request = decode_request(api_key, body)
-        survey.require_metadata()
         if isinstance(request, DescribePlacesRequest):
             table.require(broker, DESCRIBE_PLACES, caller, request.topic)
+            survey.require_metadata()
             placement = broker.placement
             nodes = () if placement is None else placement.nodes(caller.advertised_host, caller.advertised_port)
             addresses = {node.node_id: f"{node.host}:{node.port}" for node in nodes}
             reply: OperatorReply | CairnError = await survey.places(request.topic, request.first, addresses)
         elif isinstance(request, ChangeHostRequest):
             table.require(broker, CHANGE_HOST, caller, CLUSTER_NAME)
+            survey.require_metadata()
             reply = await _changed(survey.departures, request)
         elif isinstance(request, ForgetProducersRequest):
             table.require(broker, FORGET_PRODUCERS, caller, CLUSTER_NAME)
+            survey.require_metadata()
             forgotten = await survey.waits.forget(
                 request.topic,
                 request.partition,
@@ -67,6 +69,7 @@ async def _handle(
             reply = ProducersForgotten(wait_summary(forgotten))
         else:
             table.require(broker, DESCRIBE_HOSTS, caller, CLUSTER_NAME)
+            survey.require_metadata()
             reply = await survey.hosts()
     except CairnError as error:
         reply = error

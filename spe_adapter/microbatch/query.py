@@ -201,7 +201,9 @@ class Stateful:
                 prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
         fixed.result_columns()
-        names = SparkQueryNames(self._name, checkpointLocation or self._default_checkpoint())
+        # As Spark takes it: programs give paths as well.
+        checkpoint = self._default_checkpoint() if checkpointLocation is None else str(checkpointLocation)
+        names = SparkQueryNames(self._name, checkpoint)
         started = _Starting(self._frame, fixed, self._probe, self._initial, names)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:

@@ -5,10 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.commands.output import run
+from logstore.errors import ClusterAuthorizationFailed
 from logstore.testing.cluster import Cluster
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
@@ -60,4 +69,23 @@ def test_status_shows_what_the_host_knows_while_the_metadata_store_is_away(tmp_p
         assert "groups, readers and queries are not known" in shown.err
         assert "Start one" not in shown.err
         assert "queries     -" in shown.out
+        cluster.etcd.go_on()
+
+
+@pytest.mark.slow
+def test_who_has_no_right_does_not_hear_where_the_metadata_store_is(tmp_path: Path) -> None:
+    """A caller without rights is refused, whether the metadata store answers or not."""
+    with Cluster(tmp_path, ("a",)) as cluster:
+        (a,) = cluster
+        topic, pattern = ResourceType.TOPIC, ResourcePatternType.LITERAL
+        only = AclBinding(topic, "t", pattern, "User:bob", "*", AclOperation.READ, AclPermissionType.ALLOW)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        for made in admin.create_acls([only]).values():
+            made.result(PATIENCE_S)
+        cluster.etcd.pause()
+        until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
+            with pytest.raises(ClusterAuthorizationFailed) as refused:
+                Admin(client).hosts()
+            assert "http://" not in str(refused.value)
         cluster.etcd.go_on()

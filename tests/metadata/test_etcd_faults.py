@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from logstore.base.events import ignore
 from logstore.base.metadata.errors import (
     Compacted,
     MetadataDamaged,
@@ -15,6 +16,7 @@ from logstore.base.metadata.errors import (
     MetadataUnavailable,
     OutcomeUnknown,
 )
+from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import ABSENT, Committed, Delete, MetadataStore, Put
 from logstore.base.metadata.local_watch import ChangeSignal
@@ -331,3 +333,12 @@ async def test_an_etcd_without_room_refuses_by_name(tmp_path: Path) -> None:
             assert (await store.get("k0")).entry is not None
             with pytest.raises(MetadataFull):
                 await store.commit(put("a"))
+
+
+async def test_a_store_that_is_closed_says_that_it_is_away() -> None:
+    """A lease is given back by a host that ends, perhaps when its connections are closed: that is no other error."""
+    settings = EtcdSettings(endpoints=("http://127.0.0.1:1",), patience_s=0.2)
+    async with open_etcd(settings, Random(0), ignore) as store:
+        pass
+    with pytest.raises(MetadataUnavailable):
+        await store.revoke_lease(1)

@@ -315,6 +315,8 @@ class EtcdTransport:
             stream=_Content(content),
             extensions={"timeout": timeout.as_dict()},
         )
+        if call.client.is_closed:  # a host that ends gives its lease back when its connections are closed already
+            raise AttemptFailed(f"{endpoint}: the store is closed", made_perhaps=False)
         try:
             return await call.client.send(request, stream=True)
         except httpx.TransportError as error:
