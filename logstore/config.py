@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),
     Setting("tier", "tier-uploads", 2, 1, 64, "chunks that are stored in the tier at a time"),
     Setting("tier", "tier-cache-bytes", 32 * _MIB, 8 * _MIB, 1 << 40, "memory for what was read from the tier"),
-    Setting("tier", "tier-coordinator", "", 0, 0, "URL of who plans the tier's chunks, or several, with commas"),
+    Setting("tier", "tier-coordinator", "", 0, 0, "URL of the tier's coordinator, or several, with commas"),
     Setting("tier", "tier-coordinator-token-file", "", 0, 0, "file with that coordinator's token; empty: it has none"),
     Setting("tier", "tier-coordinator-ca-file", "", 0, 0, "authorities of its certificate, PEM; empty: the system's"),
     Setting("tier", "tier-coordinator-certificate-file", "", 0, 0, "PEM file with certificate and key to show it"),
@@ -226,7 +226,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("state", "state-directory", STATE_DIRECTORY, 0, 0, "where streaming queries keep state; empty: not tidied"),
     Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "how long unused state stays there"),
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
-    Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where it listens: [https://]HOST:PORT"),
+    Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "[https://]HOST:PORT of the coordinator"),
     Setting(
         "coordinator", "coordinator-advertise", "", 0, 0, "HOST:PORT where clients reach it; empty: where it listens"
     ),

@@ -54,7 +54,10 @@ async def start_coordinator(
     cluster: ClusterPart | None,
     nursery: trio.Nursery,
 ) -> Sequence[Any]:
-    """The coordinator, once it serves, if one is wanted: its `address`, `resign` and `drain`. Raises ConfigError."""
+    """The coordinator, once it serves, if one is wanted: its `address`, `look_again`, `resign` and `drain`.
+
+    Raises ConfigError.
+    """
     wanted = settings.coordinator
     if not wanted.topology:
         return ()

@@ -56,7 +56,7 @@ class ClosedError(CairnError):
 class Arrivals(NamedTuple):
     """The receive budgets shared by all connections: of ordinary frames, of long frames, of complete requests, and of
     requests that wait for their groups. `scratch` is a buffer of SMALL_BYTES for received bytes, which are copied out
-    before another task runs, so that idle connections hold no buffer. `readiness` waits for all connections.
+    before another task runs, so that idle connections hold no buffer. `readiness` waits for connections without TLS.
     """
 
     ordinary: ArrivalBudget

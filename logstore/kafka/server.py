@@ -1,5 +1,7 @@
 """Listens on the Kafka addresses, and serves each client in a task of its own.
 
+One task more begins the common requests of all clients without TLS (`logstore.base.readiness`).
+
 Invariants: the number of connections is bounded (`logstore.kafka.places` chooses the connection to end for a new one).
 A listener that cannot be opened raises OSError before any client is served.
 """

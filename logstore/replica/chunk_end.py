@@ -2,7 +2,7 @@
 
 | the chunk | means |
 |---|---|
-| is due | it is full or old, or it is the stream's turn to have a better set: another one is to follow. Batches go on |
+| is due | it is full or old, or the stream has its turn for a better set: another chunk is to follow. Batches go on |
 | is draining | new batches wait for the next chunk, which is opened when all that was sent is acknowledged |
 
 Invariants:

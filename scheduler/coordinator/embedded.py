@@ -34,7 +34,7 @@ from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy, stand_by
 
 Refused = CairnError
-"""What `start` raises besides OSError: one clear line says what to change."""
+"""What `start` and `stand_by_in` raise besides OSError: one clear line says what to change."""
 
 
 class Access(NamedTuple):

@@ -1,4 +1,5 @@
-"""Composes a coordinator of metadata, service, interface and server, from opening to draining.
+"""Composes a coordinator of metadata, service, interface and server, from opening to draining: one alone, with its own
+database. `scheduler.coordinator.standby` has those of a cluster.
 
 Invariants: the server starts after the stored state is restored and all code is compiled; errors of the network or the
 data directory are raised before anything is compiled; one process holds a data directory; at the end recorded changes

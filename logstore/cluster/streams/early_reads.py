@@ -1,4 +1,4 @@
-"""How far a stream may be read whose new owner has too few members.
+"""How far a stream may be read whose new owner has too few members; `logstore.replica.early_reads` says when.
 
 The last chunk was sealed where one of its members ended, perhaps the only one that lives. Batches at its end may have
 been acknowledged by nobody, and be on that member alone: readers see them when as many members have them as batches

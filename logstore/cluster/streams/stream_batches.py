@@ -38,9 +38,9 @@ def answer_early(
     producers: ProducerTable[AppendTicket],
     reason: str,
 ) -> None:
-    """Answer the clients of all batches that are not acknowledged with AnsweredEarly. The batches stay,
-    and settle tickets that nobody waits for yet: whoever sends a batch with a producer id again gets that of the batch.
-    Groups are not answered: they are not clients', and each is appended once.
+    """Answer the clients of all batches that are not acknowledged with AnsweredEarly. The batches stay, and settle
+    tickets that nobody waits for yet: whoever sends a batch with a producer id again gets that of the batch. Groups are
+    not answered: they are not clients', and each is appended once.
     """
     fresh: dict[AppendTicket, AppendTicket] = {}
     for place, sent in enumerate(in_flight):

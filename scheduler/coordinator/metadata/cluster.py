@@ -8,7 +8,8 @@ Invariants:
   moment at which the batch is made. Then its changes are made one transaction after the other, the last of which takes
   the batch away. Whoever finds a head that names a batch finishes the batch before anything else.
 * While this host is not sure of its lease, `obstacle` says so: it tells and changes nothing.
-* Requests and checkpoints are refused when LIMIT_BYTES are stored; what has been accepted may still be written on.
+* The coordinator refuses requests and checkpoints when LIMIT_BYTES are stored (`left_bytes`); what it has accepted may
+  still be written on.
 """
 
 from collections.abc import Callable, Mapping, Sequence

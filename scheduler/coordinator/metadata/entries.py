@@ -6,7 +6,7 @@
 | `coordinator/head` | `StoredPlanHead` of the same: how often was written, and the pieces of the batch to finish |
 | `coordinator/state/KEY` | an entry: checksum, and its text or the number of its pieces |
 | `coordinator/state/KEY#0000` and so on | the pieces of a text that is too long for a value |
-| `coordinator/batch/0000` and so on | the pieces of a batch that is too large for a transaction |
+| `coordinator/batch/000000` and so on | the pieces of a batch that is too large for a transaction |
 
 An entry's value is the CRC-32 of key and text as 8 hexadecimal digits; where KEY is not the key itself, `@`, the key as
 JSON and a line feed; then `=` and the text, or `#` and the number of pieces. A part of a key (between `/`) that is

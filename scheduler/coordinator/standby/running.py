@@ -2,9 +2,9 @@
 
 Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
 then it answers as a host that stands by. The state is read on a thread: this host serves others meanwhile, and holds
-its lease. Each time that it leads it begins with the state in the metadata store, and
-with nothing of the time before. A host that stands by follows the file of its network as the leader does, so that it
-leads with the network that the file has by then.
+its lease. Each time that it leads it begins with the state in the metadata store, and with nothing of the time before.
+A host that stands by follows the file of its network as the leader does, so that it leads with the network that the
+file has by then.
 """
 
 from collections.abc import Mapping
