@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import trio
 
-from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.addresses import ANY_ADDRESS, Address, is_loopback, parse_address
 from logstore.base.errors import AddressError
 from logstore.base.events import Report
 from logstore.base.failures import leaves
@@ -24,7 +24,6 @@ from logstore.refusals import COORDINATOR_DIRECTORY
 
 ROOM: Final = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
-EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - names what is refused
 
 
 def told_address(settings: SidecarConfig) -> Address | None:
@@ -39,7 +38,7 @@ def told_address(settings: SidecarConfig) -> Address | None:
     if settings.cluster is None or not wanted.topology or told is not None:
         return told
     host, peers = wanted.listen.address.host, settings.cluster.advertise or settings.cluster.listen
-    if host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host)):
+    if host in ANY_ADDRESS or (is_loopback(host) and not is_loopback(peers.host)):
         raise ConfigError(
             f"coordinator={wanted.listen.address}: other hosts of the cluster send clients there, and it is no address "
             "of this host for others: give --coordinator-advertise HOST:PORT, or a --coordinator that others reach"

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from logstore.base.errors import AddressError
 
 MAX_PORT: Final = 65_535
+ANY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104  recognised, not listened on
 LOOPBACK: Final = "loopback"
 """The group of all loopback addresses."""
 _NETWORK_BYTES: Final = 8

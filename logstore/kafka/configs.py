@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.base.addresses import ANY_ADDRESS
 from logstore.errors import CairnError, InvalidConfig
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
-from logstore.kafka.server import ANY_ADDRESS, Listener
+from logstore.kafka.server import Listener
 from logstore.kafka.wire import respond
 from logstore.log.store import StoreSettings
 from logstore.log.topics import FIXED, SETTINGS, TopicConfig, describe_config, parse_config

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from logstore.base.addresses import canonical_host
+from logstore.base.addresses import ANY_ADDRESS, canonical_host
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.readiness import Readiness
 from logstore.base.tls import ServerTls
@@ -33,7 +33,6 @@ ACCEPT_AGAIN_S = 0.1
 """How long to wait after a client could not be accepted, for example because the process has no descriptor left."""
 EXPIRE_S = 1.0
 """Between two looks at the time limits of Produce requests, so an answer is as much late at most."""
-ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  (recognised, not listened on)
 
 
 class Listener(NamedTuple):

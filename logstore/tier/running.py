@@ -2,7 +2,6 @@
 `hdfs`.
 """
 
-import ssl
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from logstore.tier.peace import PeaceTurns
 from logstore.tier.service import TierEngine, TierService, TierStores
 from logstore.tier.settings import PlanAccess, TierSettings
 from scheduler.client import CoordinatorClient
+from scheduler.client.tls import client_tls
 from scheduler.errors import SchedulerError
 from scheduler.hdfs.plan_table import PlanTable
 
@@ -60,26 +60,9 @@ def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
 
 def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
     token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
-    client = CoordinatorClient(access.coordinator, token=token, ca_file=_trust(access))
+    trusted = client_tls(access.coordinator_ca_file, access.coordinator_certificate_file)
+    client = CoordinatorClient(access.coordinator, token=token, ca_file=trusted)
     return PeaceTurns(client, access.host, replicas, SystemRandom())
-
-
-def _trust(access: PlanAccess) -> ssl.SSLContext | None:
-    """What the coordinator's certificate is checked by, and what it is shown; None: the system's authorities, nothing.
-
-    Raises ConfigError.
-    """
-    ca_file, certificate_file = access.coordinator_ca_file, access.coordinator_certificate_file
-    if not ca_file and not certificate_file:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-        if certificate_file:
-            context.load_cert_chain(certificate_file)
-    except OSError as error:  # ssl.SSLError is one
-        names = ", ".join(filter(None, (ca_file, certificate_file)))
-        raise ConfigError(f"tier-coordinator: certificates of {names}: {error}; give PEM files") from error
-    return context
 
 
 def _text(path: str) -> str:

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
@@ -113,7 +114,7 @@ class BaseRequest(Generic[GoType]):
                 on_revoked(go)
 
 
-class BaseClient:
+class BaseClient(ABC):
     """The settings of a client. `url`: the coordinator's address, or several with commas between them. `token` and
     `ca_file` are those that the coordinator was started with; in place of the file a context may be given, with a
     certificate of the client if the coordinator wants one.
@@ -155,9 +156,9 @@ class BaseClient:
         self._keep_every_s = 1.0
         self._prepare()
 
+    @abstractmethod
     def _prepare(self) -> None:
         """Set the attributes of the subclass."""
-        raise NotImplementedError
 
     def _headers(self, at: Url, request: ApiRequest) -> dict[str, str]:
         return request.headers(at.authority, self._token)

@@ -4,7 +4,6 @@ Invariant: a secret is given as the name of its file; the file is read when the 
 """
 
 import re
-import ssl
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from logstore.base.events import Report, ignore
 from scheduler.client import CoordinatorClient, CoordinatorError
 from scheduler.client.addresses import parse_addresses
+from scheduler.client.tls import client_tls
 from scheduler.hdfs.errors import PlanTableError
 from scheduler.hdfs.plan_table import PlanTable
 from spe_adapter.checkpoint.directory_sink import DirectorySink
@@ -166,26 +166,9 @@ def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:
     return CoordinatorClient(
         settings.coordinator,
         token=read_token(settings.coordinator_token_file),
-        ca_file=coordinator_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file),
+        ca_file=client_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file),
         patience_s=COORDINATOR_PATIENCE_S,
     )
-
-
-def coordinator_tls(ca_file: str, certificate_file: str) -> ssl.SSLContext | None:
-    """What a client of a coordinator trusts and shows; None: the system's authorities, and no certificate.
-
-    Raises CheckpointUrlRefused if a file cannot be used.
-    """
-    if not ca_file and not certificate_file:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-        if certificate_file:
-            context.load_cert_chain(certificate_file)
-    except OSError as error:  # ssl.SSLError is one
-        names = ", ".join(repr(name) for name in (ca_file, certificate_file) if name)
-        raise CheckpointUrlRefused(f"certificates of the coordinator, {names}: {error}; give PEM files") from error
-    return context
 
 
 def read_token(file: str) -> str | None:

@@ -16,9 +16,10 @@ from typing import Final
 from logstore.client.commands import CommandConfigUnusable, add_server_arguments, client_of, status_of
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
+from scheduler.client.tls import client_tls
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import parse_name
-from spe_adapter.checkpoint.settings import CheckpointSettings, coordinator_tls, open_sink, read_token
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, read_token
 from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.tools.checkpoints_removal import holding_readers, remove_query
 from spe_adapter.tools.checkpoints_view import (
@@ -88,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
                 stack.callback(sink.close)
             if arguments.coordinator:
                 token = read_token(arguments.token_file)
-                tls = coordinator_tls(arguments.ca_file, arguments.certificate_file)
+                tls = client_tls(arguments.ca_file, arguments.certificate_file)
                 client = stack.enter_context(
                     CoordinatorClient(arguments.coordinator, token=token, ca_file=tls, patience_s=PATIENCE_S)
                 )

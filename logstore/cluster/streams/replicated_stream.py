@@ -17,7 +17,7 @@ Invariants:
   stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
-* While a takeover waits for members, readers are served, and clients' batches are refused (`early_reads`).
+* While a takeover waits for members, readers are served, and clients' batches are refused (`acknowledged_end`).
 * Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
@@ -33,8 +33,8 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamOwners
+from logstore.cluster.streams.acknowledged_end import acknowledged_end
 from logstore.cluster.streams.early_appends import EarlyAppends
-from logstore.cluster.streams.early_reads import acknowledged_end
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
 from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early

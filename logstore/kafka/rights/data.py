@@ -9,8 +9,7 @@ from logstore.errors import TopicAuthorizationFailed
 from logstore.kafka import fetch, produce
 from logstore.kafka.api_types import Broker, Caller
 from logstore.kafka.rights.table import RULES, allows
-
-DENIED = "Topic authorization failed."
+from logstore.kafka.rights.topics import DENIED
 
 
 def produce_allowed(broker: Broker, request: produce.ProduceRequest, caller: Caller) -> produce.ProduceRequest:
