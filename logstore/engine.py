@@ -6,8 +6,7 @@ Invariants:
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
   Those of `begin` start at once, while such jobs are alone in their turns of the event loop anyway (`Solitude`).
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
-* Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
-  first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
+* Beside writes, catch-up reads keep to their share and let writes go first (`ReadsBeside`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -19,6 +18,7 @@ import trio
 
 from logstore.disk.patience import Patience, Solitude
 from logstore.disk.readers import ReaderThreads
+from logstore.disk.reads_beside import ReadsBeside
 from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
 from logstore.errors import (
@@ -33,7 +33,6 @@ from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
-from logstore.log.read_share import ReadShare
 from logstore.log.reading import (
     QUICK_LOOK_UP_BYTES,
     QUICK_LOOK_UP_RECORDS,
@@ -61,8 +60,6 @@ READERS = 4
 AHEAD_BYTES = 1 << 20
 """Size of a read for a sequential reader, even if it asks for less: few large reads, with the next one under way."""
 AHEAD_TOTAL_BYTES = 8 << 20
-WRITE_WAIT_S = 0.001
-"""The longest wait of a catch-up read for a write: the two compete for the interpreter and the processors."""
 SCAN_CHUNKS = 64
 """Most chunks that one scan reads, so that the answer arrives before the client times out."""
 FIRST_CHECK_S = 30.0
@@ -95,10 +92,7 @@ class StoreEngine:
         self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
         self.tier = TierReads(store.indexes, nursery)
-        self._share = ReadShare()
-        self._share_turn = trio.Lock()
-        self._syncing = 0
-        self._settled = trio.Event()
+        self._beside = ReadsBeside(lambda: store.queue.may_start)
         self._room = RoomWatch(store.space, store.report)
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
@@ -180,8 +174,7 @@ class StoreEngine:
             if job.is_light:
                 light.append(job)
             else:
-                self._share.note_write(trio.current_time())
-                self._syncing += 1
+                self._beside.started(job)
                 self._writers.submit((job,))
         if light:  # a thread's turn costs more than such a job
             self._writers.submit(light)
@@ -193,7 +186,7 @@ class StoreEngine:
         self._is_settling = True
         try:
             for job, failure, took_s in self._writers.collect():
-                self._syncing -= not job.is_light
+                self._beside.ended(job)
                 if job.is_short:
                     self._patience.note(took_s)
                 self._room.ended(job, None if failure is None else failure[1])
@@ -204,7 +197,7 @@ class StoreEngine:
             self.kick()  # the answers come first, so that they need not wait for the next jobs
         else:
             self._start()
-        self._settled.set()
+        self._beside.settled()
         callbacks, self._after_settling = self._after_settling, []
         for callback in callbacks:
             callback()
@@ -300,8 +293,8 @@ class StoreEngine:
             return await self.tier.serve(
                 stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
             )
-        await self._wait_for_share()
-        self._share.begin_read(max_bytes, trio.current_time())
+        await self._beside.wait()
+        paid_bytes = self._beside.begin(max_bytes)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -321,27 +314,11 @@ class StoreEngine:
                 )
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
-        self._share.end_read(max_bytes, result.size_bytes)
+        self._beside.end(paid_bytes, result.size_bytes)
         self._ahead.note(place, result.next_offset)
         if is_sequential:
             self._read_ahead(stream, place._replace(offset=result.next_offset))
         return result
-
-    async def _wait_for_share(self) -> None:
-        """Before a catch-up read: beside writes, wait until reads have their share again, first come, first served."""
-        if self._share.wait_s(trio.current_time()):
-            async with self._share_turn:
-                await trio.sleep(self._share.wait_s(trio.current_time()))
-                await self._let_write_pass()
-
-    async def _let_write_pass(self) -> None:
-        """Wait for a write that is under way or about to start, WRITE_WAIT_S at most."""
-        await trio.lowlevel.checkpoint()  # what has arrived in this turn is appended first
-        if self._syncing or self.store.queue.may_start:
-            if self._settled.is_set():
-                self._settled = trio.Event()
-            with trio.move_on_after(WRITE_WAIT_S):
-                await self._settled.wait()
 
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         while True:
@@ -386,8 +363,7 @@ class StoreEngine:
 
     async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
         try:
-            if self._share.is_beside_writes(trio.current_time()):
-                await self._let_write_pass()
+            await self._beside.wait_ahead()
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
             pass  # the reader that asks for this place gets the same error

@@ -16,7 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from logstore.base.events import ignore
 from logstore.disk.files import OsFiles
-from logstore.engine import AHEAD_BYTES, WRITE_WAIT_S, StoreEngine, open_engine
+from logstore.disk.reads_beside import WRITE_WAIT_S
+from logstore.engine import AHEAD_BYTES, StoreEngine, open_engine
 from logstore.errors import OffsetOutOfRange
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
@@ -225,6 +226,32 @@ async def test_a_read_alone_never_waits(tmp_path: Path, mock_clock: MockClock) -
         for _ in range(100):
             await place.read()
         assert place.events == ["read"] * 100
+
+
+async def test_reads_alone_are_not_paid_for_when_a_write_comes(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A reader that has caught up fast, alone, is not held up afterwards because one batch is appended."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        mock_clock.jump(1.01 * BESIDE_S)
+        for _ in range(100):
+            await place.read()
+        await place.append()
+        nursery.start_soon(place.read, "beside")
+        await wait_all_tasks_blocked()
+        assert place.events == [*["read"] * 100, "acknowledged", "beside"]
+
+
+async def test_looks_at_the_disk_hold_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A sidecar looks at the room on its disk every second: no writer waits for that, so no reader does."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        mock_clock.jump(1.01 * BESIDE_S)
+        place.engine.store.space.look()
+        assert place.engine.store.queue.may_start
+        place.engine.kick()
+        await turned(lambda: not place.engine.store.queue.may_start)
+        for _ in range(10):
+            nursery.start_soon(place.read)
+        await wait_all_tasks_blocked()
+        assert place.events == ["read"] * 10
 
 
 async def test_a_read_whose_records_are_deleted_while_it_waits_is_told_so(
