@@ -15,9 +15,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from logstore.base.events import ignore
+from logstore.disk.ahead import AHEAD_BYTES
 from logstore.disk.files import OsFiles
 from logstore.disk.reads_beside import WRITE_WAIT_S
-from logstore.engine import AHEAD_BYTES, StoreEngine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.errors import OffsetOutOfRange
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
