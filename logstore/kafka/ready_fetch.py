@@ -35,30 +35,34 @@ LAYOUTS = 256
 
 
 class WantedBatches(NamedTuple):
-    """A fetch of this form. `name` are the bytes of the topic's name or id."""
+    """A fetch of this form. `name` are the bytes of the topic's name or id, `key`."""
 
     version: int
     correlation_id: int
     max_bytes: int
     name: bytes
+    key: TopicKey
     partition: int
     leader_epoch: int
     offset: int
     partition_max_bytes: int
 
-    @property
-    def key(self) -> TopicKey:
-        """The topic. Raises UnicodeDecodeError."""
-        return self.name.decode() if self.version < fetch.FIRST_WITH_IDS else uuid.UUID(bytes=self.name)
-
 
 def decode(request: memoryview) -> WantedBatches | None:
-    """The request in a frame; None if it has another form. Raises struct.error where it is too short."""
+    """The request in a frame; None if it has another form, or is malformed."""
+    try:
+        return _decode(request)
+    except (struct.error, UnicodeDecodeError):
+        return None
+
+
+def _decode(request: memoryview) -> WantedBatches | None:
     api_key, version, correlation_id, client_bytes = _HEAD.unpack_from(request)
     if api_key != fetch.KEY or not fetch.MIN_VERSION <= version <= fetch.MAX_VERSION:
         return None
     limits, part = _requested(version)
     at = _HEAD.size + max(client_bytes, 0)
+    str(request[_HEAD.size : at], "utf-8")  # where the client's id is none, the general way says so
     if version >= fetch.FIRST_FLEXIBLE:
         tags, min_bytes, max_bytes, session_id, session_epoch, topics = limits.unpack_from(request, at)
         is_usual = not tags and topics == 2
@@ -68,7 +72,7 @@ def decode(request: memoryview) -> WantedBatches | None:
     else:
         min_bytes, max_bytes, topics = limits.unpack_from(request, at)
         session_id, session_epoch, is_usual = 0, -1, topics == 1
-    if not is_usual or session_id or session_epoch > 0 or min_bytes > 1:
+    if client_bytes < -1 or not is_usual or session_id or session_epoch > 0 or min_bytes > 1:
         return None
     at += limits.size
     name_at, name_bytes = _name(request, at, version)
@@ -82,7 +86,8 @@ def decode(request: memoryview) -> WantedBatches | None:
     if version < 9:
         numbers.insert(1, -1)
     name = bytes(request[name_at:at])
-    return WantedBatches(version, correlation_id, max_bytes, name, *numbers)
+    key = name.decode() if version < fetch.FIRST_WITH_IDS else uuid.UUID(bytes=name)
+    return WantedBatches(version, correlation_id, max_bytes, name, key, *numbers)
 
 
 def _name(request: memoryview, at: int, version: int) -> tuple[int, int]:
@@ -157,11 +162,8 @@ def start(broker: Broker, line: AnswerLine, meter: Histogram, request: memoryvie
     if line.request_bytes or not engine.has_read_ahead:
         return False
     since_s = broker.clock.monotonic_s()
-    try:
-        wanted = decode(request)
-        topic = None if wanted is None else find_topic(engine.store, wanted.key)
-    except (struct.error, UnicodeDecodeError):
-        return False
+    wanted = decode(request)
+    topic = None if wanted is None else find_topic(engine.store, wanted.key)
     if wanted is None or topic is None or not 0 <= wanted.partition < len(topic.partitions):
         return False
     stream = topic.partitions[wanted.partition]

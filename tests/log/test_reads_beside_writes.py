@@ -202,6 +202,28 @@ async def test_what_is_read_ahead_lets_a_write_go_first(tmp_path: Path, mock_clo
         assert place.files.reads > reads
 
 
+async def test_what_was_read_ahead_is_given_at_once_but_not_beside_writes(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    """It is what a read would give, once; beside a producer a read has to ask for its share."""
+    async with opened(tmp_path) as place:
+        engine, history = place.engine, place.history
+        mock_clock.jump(1.01 * BESIDE_S)
+        assert engine.read_ahead_of(history, 0, BATCH_BYTES) is None
+        for offset in range(2):
+            await engine.read(history, offset, BATCH_BYTES)
+        await turned(lambda: engine.has_read_ahead)
+        await wait_all_tasks_blocked()
+        await place.append()
+        assert not engine.has_read_ahead
+        assert engine.read_ahead_of(history, 2, BATCH_BYTES) is None
+        mock_clock.jump(1.01 * BESIDE_S)
+        found = engine.read_ahead_of(history, 2, BATCH_BYTES)
+        assert found is not None
+        again = await engine.read(history, 2, BATCH_BYTES)
+        assert (b"".join(found.buffers), *found[1:]) == (b"".join(again.buffers), *again[1:])
+
+
 async def test_a_write_that_hangs_holds_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
     """A reader gets its share whatever the disk does, and all it asks for once nothing is written any more."""
     async with opened(tmp_path) as place, trio.open_nursery() as nursery:
