@@ -323,9 +323,11 @@ class ClientConnection:
 
     def _begin_at_once(self, request: memoryview) -> bool:
         """Begin a request of a common form; False: it has another form, or may have to wait."""
-        return single_batch.start(
-            self._broker, self._line, self._produced, request, self._leaders
-        ) or ready_fetch.start(self._broker, self._line, self._fetched, request, self._answers)
+        if single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
+            return True
+        if self._frames.has_more:  # many fetches may be served without a wait: others run in between
+            return False
+        return ready_fetch.start(self._broker, self._line, self._fetched, request, self._answers)
 
     def _receives_more(self) -> bool:
         """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop."""

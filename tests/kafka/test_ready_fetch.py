@@ -178,6 +178,32 @@ async def test_requests_behind_such_a_fetch_keep_their_order(tmp_path: Path) -> 
             assert next(iterate_batches(bytes(part.records)))[1].base_offset == at
 
 
+async def test_others_run_between_fetches_that_were_sent_without_a_wait(tmp_path: Path) -> None:
+    """However many MiB a client asks for in one piece, and although they need no wait."""
+    async with with_history(tmp_path) as server, await server.connect() as peer:
+        offset = 0
+        for _ in range(3):
+            offset = await read_on(peer, offset)
+        steps_bytes: list[int] = []
+
+        async def watch() -> None:
+            while True:
+                before = server.stream.fetched_bytes
+                await trio.lowlevel.checkpoint()
+                steps_bytes.append(server.stream.fetched_bytes - before)
+
+        offsets = range(offset, BATCHES, 2)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await peer.send(*(fetch_frame(offsets=(at,), partition_max_bytes=PART_BYTES) for at in offsets))
+            for _ in offsets:
+                await peer.answer()
+            nursery.cancel_scope.cancel()
+        assert sum(steps_bytes) == len(offsets) * 2 * len(LARGE)
+        assert max(steps_bytes) <= 2 * 2 * len(LARGE)
+
+
 async def test_what_is_refused_or_not_there_is_left_to_the_general_way(tmp_path: Path) -> None:
     """An unknown topic, another leader epoch, a place where nothing was read ahead, and what was deleted."""
     async with with_history(tmp_path) as server, await server.connect() as peer:
