@@ -16,8 +16,9 @@ Invariants:
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
 * Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
-* Without TLS, short requests of the common form are begun by the task of `logstore.base.readiness`, which serves all
-  connections, while this connection's own task waits for data; all else is done by its own task.
+* Without TLS, short requests of the common form, and fetches that were read ahead, are begun by the task of
+  `logstore.base.readiness`, which serves all connections, while this connection's own task waits for data; all else is
+  done by its own task.
 * `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
   connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
 """
