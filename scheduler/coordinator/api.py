@@ -190,7 +190,8 @@ HEALTH = Object(
         "status": Field(
             String(choices=("ok", "failing", "standby")),
             "failing: nothing can be stored, or no host of the cluster leads; standby: another host of it leads",
-        )
+        ),
+        "why": Field(Optional(String(300)), "what is wrong, where there is more to say", None),
     },
 )
 

@@ -33,9 +33,13 @@ def text(coordinator: Coordinator, traffic: Traffic) -> str:
     return prometheus.text(chain(_plan_metrics(coordinator), _host_metrics(traffic, leads=True)))
 
 
-def standby_text(traffic: Traffic) -> str:
+def standby_text(traffic: Traffic, *, awaits_state: bool, network_differs: bool) -> str:
     """All metrics of a host of a cluster that stands by."""
-    return prometheus.text(_host_metrics(traffic, leads=False))
+    beside = [
+        _gauge("awaits_state", "1: it is to lead, and cannot read the state yet", int(awaits_state)),
+        _gauge("network_differs", "1: the leader plans on another network than its own", int(network_differs)),
+    ]
+    return prometheus.text(chain(_host_metrics(traffic, leads=False), beside))
 
 
 def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:

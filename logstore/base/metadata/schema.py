@@ -8,9 +8,10 @@
 | `members/HOST` | `StoredMember` | as long as the host's lease |
 | `nodes/NODE-ID` | `StoredNode`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
-| `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
+| `copies/coordinator` | `StoredCopyCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
+| `coordinator/leader/network` | `StoredNetwork`: what the leader plans on | the same |
 | `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
@@ -79,6 +80,7 @@ LEAVING: Final = "leaving/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
 LEADER_KEY: Final = "coordinator/leader"
+LEADER_NETWORK_KEY: Final = "coordinator/leader/network"
 PLAN_HEAD_KEY: Final = "coordinator/head"
 COORDINATOR_STATE: Final = "coordinator/state/"
 COORDINATOR_BATCH: Final = "coordinator/batch/"
@@ -116,7 +118,7 @@ _OBJECTS: Final = {
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
-    "StoredCoordinator": Object(
+    "StoredCopyCoordinator": Object(
         "Coordinator",
         {
             "host": Field(_NAME_TYPE, "that plans copies"),
@@ -129,6 +131,15 @@ _OBJECTS: Final = {
             "host": Field(_NAME_TYPE, "whose coordinator of checkpoints leads"),
             "start": Field(_NAME_TYPE, "the life of the host in which it does"),
             "url": Field(String(MAX_URL_CHARACTERS), "where that coordinator is asked"),
+        },
+    ),
+    "StoredNetwork": Object(
+        "Network",
+        {
+            "revision": Field(Integer(1, MAX_OFFSET), "of the leader's entry"),
+            "fingerprint": Field(_NAME_TYPE, "SHA-256 of the network that the leader plans on"),
+            "hosts": Field(Integer(0, MAX_OFFSET), "that the network has"),
+            "links": Field(Integer(0, MAX_OFFSET), "the same"),
         },
     ),
     "StoredPlanHead": Object(
@@ -219,7 +230,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCoordinator:
+class StoredCopyCoordinator:
     """The host that plans copies of chunks, in the life in which it does."""
 
     host: str
@@ -233,6 +244,16 @@ class StoredLeader:
     host: str
     start: str
     url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNetwork:
+    """The network that the leader plans on; said by the host whose entry as the leader has this revision."""
+
+    revision: int
+    fingerprint: str
+    hosts: int
+    links: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,9 +322,10 @@ class Wait:
 
 Value = (
     StoredCluster
-    | StoredCoordinator
+    | StoredCopyCoordinator
     | StoredDisk
     | StoredLeader
+    | StoredNetwork
     | StoredPlanHead
     | Leaving
     | StoredMember
@@ -452,7 +474,7 @@ def stay(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transa
     return Transaction((Condition(key, revision), *others), (Delete(key),))
 
 
-def coordinate_copies(coordinator: StoredCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
+def coordinate_copies(coordinator: StoredCopyCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host plan copies while its lease lasts, if the entry of who does has this revision."""
     put = Put(COPY_COORDINATOR_KEY, encode(coordinator), lease_id)
     return Transaction((Condition(COPY_COORDINATOR_KEY, revision),), (put,))
@@ -466,6 +488,12 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
 def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision."""
     return Transaction((Condition(LEADER_KEY, revision),), (Put(LEADER_KEY, encode(leader), lease_id),))
+
+
+def say_network(network: StoredNetwork, lease_id: int) -> Transaction:
+    """Say what the leader plans on, if the leader's entry has the revision that the network names."""
+    put = Put(LEADER_NETWORK_KEY, encode(network), lease_id)
+    return Transaction((Condition(LEADER_KEY, network.revision),), (put,))
 
 
 def lead_no_more(revision: int) -> Transaction:
