@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from logstore.base.metadata import schema
@@ -18,9 +21,12 @@ from scheduler.coordinator.log_events import (
     COORDINATOR_NETWORK_AGREES,
     COORDINATOR_NETWORK_DIFFERS,
 )
+from scheduler.coordinator.metadata.cluster import ClusterMetadata
 from scheduler.coordinator.metadata.interface import SetValue
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.running import make_planner
+from scheduler.coordinator.service import FULL_REMEMBER_MS
+from scheduler.coordinator.standby import candidate
 from scheduler.coordinator.standby.candidate import CANNOT_LEAD_S, STATE_LIMIT_S, TELL_S
 from scheduler.coordinator.standby.networks import LASTING_S, fingerprint_of
 from scheduler.topology import Topology, racks
@@ -30,6 +36,7 @@ from tests.coordinator.standby_world import (
     StoreOfAKilledHost,
     World,
     in_a_world,
+    submission,
 )
 
 
@@ -120,6 +127,55 @@ def test_who_cannot_read_the_state_says_what_it_waits_for() -> None:
         assert (await world.at("a", "GET", "/health")).status == 200
 
     in_a_world(test, "")
+
+
+def test_requests_are_refused_before_the_state_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live requests keep room for all that is still to be stored of them: who asks for more is told so, with when to
+    ask again, and what is accepted is written without the limit. A request that can never have room is not to be tried
+    again. Metrics show how full the state is, and when requests are over there is room again.
+    """
+    limit_bytes = 50_000
+    monkeypatch.setattr(candidate, "ClusterMetadata", partial(ClusterMetadata, limit_bytes=limit_bytes))
+
+    def figure(text: str, name: str) -> float:
+        return float(text.split(f"\ncairn_coordinator_{name} ")[1].split("\n")[0])
+
+    def kept(world: World) -> int:
+        entries = world.service.state.entries.values()
+        return sum(len(each.key) + len(each.value) for each in entries if each.key.startswith(schema.COORDINATOR_STATE))
+
+    async def test(world: World) -> None:
+        leader = await world.leader()
+        never = await world.at(leader, "POST", "/v1/requests", submission("large", chunks=100))
+        assert (never.status, json.loads(never.body)["field"]) == (400, "chunks")
+        accepted = 0
+        while (
+            answer := await world.at(leader, "POST", "/v1/requests", submission(f"r{accepted}", chunks=10))
+        ).status == 201:
+            accepted += 1
+        assert (answer.status, answer.headers["Retry-After"]) == (507, "10")
+        assert "the state is full" in json.loads(answer.body)["error"]
+        assert accepted >= 5
+        more = await world.at(leader, "PUT", "/v1/requests/r0", {"chunks": 60})
+        assert more.status in (409, 507)
+        text = (await world.at(leader, "GET", "/metrics")).body.decode()
+        assert figure(text, "state_limit_bytes") == limit_bytes
+        assert figure(text, "state_bytes") == kept(world)
+        assert limit_bytes - figure(text, "state_bytes") - figure(text, "state_promised_bytes") < 8_000
+        most = 0
+        for number in range(accepted):
+            view = await world.ask("GET", f"/v1/requests/r{number}")
+            while view["state"] != "finished":
+                for go in view["go"]:
+                    path = f"/v1/requests/r{number}/chunks/{go['chunk']}/done"
+                    await world.ask("POST", path, {"attempt": go["attempt"]})
+                most = max(most, kept(world))
+                view = await world.ask("GET", f"/v1/requests/r{number}")
+        assert limit_bytes / 4 < most <= limit_bytes
+        await trio.sleep(FULL_REMEMBER_MS / 1000 + 5)
+        assert (await world.at(leader, "POST", "/v1/requests", submission("new", chunks=10))).status == 201
+
+    in_a_world(test, "a")
 
 
 def test_a_host_that_follows_names_the_database_that_it_has_left(tmp_path: Path) -> None:
