@@ -105,6 +105,7 @@ def test_golden_bytes() -> None:
         schema.StoredNode(host="h1"),
         schema.StoredLeader(host="h1", start="s3", url="http://10.0.0.1:9880"),
         NETWORK,
+        schema.Removal(),
         schema.StoredPlanHead(writes=12, batch=3),
         StoredTopic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
         WAIT,

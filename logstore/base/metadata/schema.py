@@ -8,6 +8,7 @@
 | `members/HOST` | `StoredMember` | as long as the host's lease |
 | `nodes/NODE-ID` | `StoredNode`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
+| `removed/HOST` | `Removal`: the host was removed | until many others were: `cluster/members/departures.py` |
 | `copies/coordinator` | `StoredCopyCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
@@ -77,6 +78,7 @@ MEMBERS: Final = "members/"
 NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
 LEAVING: Final = "leaving/"
+REMOVED: Final = "removed/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
 LEADER_KEY: Final = "coordinator/leader"
@@ -168,6 +170,7 @@ _OBJECTS: Final = {
             "ended": Field(Boolean(), "whether nothing waits for it now: an operator's word is kept", False),
         },
     ),
+    "Removal": Object("Removal", {}),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
     "StoredTopic": Object(
         "Topic",
@@ -227,6 +230,11 @@ class Leaving:
     """
 
     how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """A host was removed: who asks for that once more, as a client whose answer was lost, is told so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +336,7 @@ Value = (
     | StoredNetwork
     | StoredPlanHead
     | Leaving
+    | Removal
     | StoredMember
     | StoredNode
     | StoredTopic
@@ -346,6 +355,12 @@ def leaving_key(host: str) -> str:
     """The key of what an operator has said of a host. Raises InvalidMetadataCall."""
     _check_name("host", host)
     return f"{LEAVING}{host}"
+
+
+def removed_key(host: str) -> str:
+    """The key of the note that a host was removed. Raises InvalidMetadataCall."""
+    _check_name("host", host)
+    return f"{REMOVED}{host}"
 
 
 def disk_key(disk: str) -> str:
@@ -472,6 +487,12 @@ def stay(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transa
     """Take back what is said of a host, if that has this revision, and others theirs."""
     key = leaving_key(host)
     return Transaction((Condition(key, revision), *others), (Delete(key),))
+
+
+def forget(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transaction:
+    """Note that a host was removed, in place of what is said of it, if that has this revision, and others theirs."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision), *others), (Delete(key), Put(removed_key(host), encode(Removal()))))
 
 
 def coordinate_copies(coordinator: StoredCopyCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
