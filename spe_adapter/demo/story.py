@@ -26,7 +26,7 @@ from logstore.client.wire import TopicPartition
 from spe_adapter.checkpoint.service import read_status
 from spe_adapter.datasource.offsets import from_json
 from spe_adapter.demo.processes import Killable, sidecar_command, wait_until_ended
-from spe_adapter.demo.progress import DONE
+from spe_adapter.demo.progress import DONE, Tell
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     Expected,
@@ -81,7 +81,7 @@ class Story:
 
     plan: DemoPlan
     directory: Path
-    tell: Callable[[str, float], None]
+    tell: Tell
     outcome: DemoOutcome = field(default_factory=DemoOutcome)
     _sidecar: Killable | None = None
     _query: Killable | None = None
@@ -334,7 +334,7 @@ def _is_past(moment_s: float) -> bool:
     return time.monotonic() >= moment_s
 
 
-def tell_story(plan: DemoPlan, tell: Callable[[str, float], None]) -> DemoOutcome:
+def tell_story(plan: DemoPlan, tell: Tell) -> DemoOutcome:
     """Run the demonstration in a temporary directory, which is kept if it fails. Raises Failed."""
     directory = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     outcome = Story(plan, directory, tell).run()

@@ -50,7 +50,7 @@ def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) ->
     """A second host waits for a name that is taken, and holds a lease meanwhile: at SIGTERM it ends the lease, which
     would last for a minute, and then ends with status 0.
     """
-    client, peer, *ports = free_ports(6)
+    client, peer, kafka, link, other_kafka, other_link = free_ports(6)
     etcd = Etcd(tmp_path, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
     etcd.start()
 
@@ -59,8 +59,8 @@ def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) ->
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return len(json.load(answer).get("leases", []))
 
-    first = serve(tmp_path / "one", client, *ports[:2], 1, "--lease-s", "60")
-    second = serve(tmp_path / "two", client, *ports[2:], 2, "--lease-s", "60")
+    first = serve(tmp_path / "one", client, kafka, link, 1, "--lease-s", "60")
+    second = serve(tmp_path / "two", client, other_kafka, other_link, 2, "--lease-s", "60")
     with (
         (tmp_path / "one.log").open("w") as one,
         (tmp_path / "two.log").open("w") as two,

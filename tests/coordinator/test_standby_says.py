@@ -105,7 +105,7 @@ def test_who_cannot_read_the_state_says_what_it_waits_for() -> None:
                     raise MetadataUnavailable("10.0.0.7:2379 did not answer; nothing was changed")
                 return await self._store.page(prefix, **how)
 
-        life = world.hosts["a"] = HostLife("a", "s1", NoState(world.service.store("a")), world)  # type: ignore[arg-type]
+        life = world.hosts["a"] = HostLife("a", "s1", NoState(world.service.store("a")), world)
         world._nursery.start_soon(life.run)
         await trio.sleep(3)
         (first,) = life.reports.of(COORDINATOR_AWAITS_STATE)

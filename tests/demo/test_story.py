@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.spark
 def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
-    """`cairn demo` with a kill ends with status 0, an exact result and a page. Without a terminal it says in plain lines
-    what it does, one in some seconds at least.
+    """`cairn demo` with a kill ends with status 0, an exact result and a page. Without a terminal it says in plain
+    lines what it does, one in some seconds at least.
     """
     page = tmp_path / "page.html"
     command = [sys.executable, "-m", "logstore.cli", "demo", "--records", "60000", "--batch", "20000", "--kills", "1"]
