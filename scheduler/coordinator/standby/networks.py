@@ -36,7 +36,7 @@ SHOWN_CHARACTERS: Final = 12
 """Of a fingerprint, in the log."""
 
 
-class Followed(Protocol):
+class FollowedLeader(Protocol):
     """Who leads (`Candidate`)."""
 
     view: MetadataView
@@ -63,7 +63,7 @@ class _Difference(NamedTuple):
 class ComparedNetworks:
     """See the module. `own`: the network of this host now; `run` must run."""
 
-    def __init__(self, candidate: Followed, store: MetadataStore, own: Callable[[], Topology], report: Report) -> None:
+    def __init__(self, candidate: FollowedLeader, store: MetadataStore, own: Callable[[], Topology], report: Report) -> None:
         self._candidate = candidate
         self._store = store
         self._own = own
