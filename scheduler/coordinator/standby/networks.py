@@ -36,7 +36,7 @@ SHOWN_CHARACTERS: Final = 12
 """Of a fingerprint, in the log."""
 
 
-class FollowedLeader(Protocol):
+class LeaderView(Protocol):
     """Who leads (`Candidate`)."""
 
     view: MetadataView
@@ -63,7 +63,9 @@ class _Difference(NamedTuple):
 class ComparedNetworks:
     """See the module. `own`: the network of this host now; `run` must run."""
 
-    def __init__(self, candidate: FollowedLeader, store: MetadataStore, own: Callable[[], Topology], report: Report) -> None:
+    def __init__(
+        self, candidate: LeaderView, store: MetadataStore, own: Callable[[], Topology], report: Report
+    ) -> None:
         self._candidate = candidate
         self._store = store
         self._own = own
