@@ -6,7 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.streams.entry_reads import MAX_READS, EntryReads
+from logstore.cluster.interfaces import Answering
+from logstore.cluster.streams.entry_reads import MAX_READS, MEMBER_WAIT_S, READ_ROUNDS, SILENT_S, EntryReads
 from logstore.errors import ChunkUnreachable
 from logstore.replica.messages import BatchEntry, EntriesRead, Message, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
@@ -14,6 +15,7 @@ from tests.support.virtual_time import run_virtual
 
 A, B, C = (Member(host, f"disk-{host}") for host in "abc")
 OPEN = ChunkRegistration(3, 100, (A, B, C))
+ELSEWHERE = ChunkRegistration(3, 100, (B,), Prefix(20, 102, 0), (C,))
 SEALED = ChunkRegistration(3, 100, (A, B), Prefix(20, 102, 0), (C,))
 
 
@@ -24,6 +26,7 @@ class Peers:
         self.asked: list[tuple[str, ReadEntries]] = []
         self.answers: dict[str, Callable[[ReadEntries], Message | None]] = {}
         self.is_ambiguous = False
+        self.gone = set[str]()
         self.reads = EntryReads("a", self, self.may_be_a_copy)
 
     def may_be_a_copy(self, stream: str, epoch: int) -> bool:
@@ -41,7 +44,7 @@ class Peers:
 
     def is_reachable(self, host: str) -> bool:
         """See Links."""
-        return True
+        return host not in self.gone
 
     def is_stranger_to(self, host: str) -> bool:
         """See Links."""
@@ -199,5 +202,69 @@ def test_reads_are_bounded() -> None:
             assert len(peers.asked) == MAX_READS
             peers.answers = {"b": lambda asked: entries(B, asked.offset, b"x")}
         assert sorted(done) == list(range(MAX_READS * 3))
+
+    simulated(test)
+
+
+def test_hosts_that_cannot_be_reached_are_not_waited_for() -> None:
+    """The read lasts as long as a link is down for a moment; what another member says is there at once."""
+
+    async def test(peers: Peers) -> None:
+        peers.gone = {"b", "c"}
+        begin_s = trio.current_time()
+        with pytest.raises(ChunkUnreachable):
+            await peers.reads.read("t/0", ELSEWHERE, 100, 1000)
+        assert (peers.asked, trio.current_time() - begin_s) == ([], pytest.approx(READ_ROUNDS * MEMBER_WAIT_S))
+        assert peers.reads.answering(ELSEWHERE) is Answering.NOBODY
+        begin_s, peers.gone = trio.current_time(), {"c"}
+        peers.answers = {"b": lambda asked: entries(B, 100, limit=100)}
+        assert not (await peers.reads.read("t/0", ELSEWHERE, 100, 1000)).entries
+        assert trio.current_time() == begin_s
+
+    simulated(test)
+
+
+def test_a_silent_member_is_waited_for_once() -> None:
+    """Whatever the chunk: it is asked behind all others then, with other silent ones, and not if one has answered. It
+    counts as the others again when it answers anything, and after a while.
+    """
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {"c": lambda asked: entries(C, asked.offset, b"x")}
+        await peers.reads.read("t/0", OPEN, 100, 1000)
+        assert peers.hosts() == ["a", "b", "c"]
+        begin_s = trio.current_time()
+        await peers.reads.read("t/0", OPEN, 101, 1000)
+        assert (peers.hosts()[3:], trio.current_time()) == (["c"], begin_s)
+        assert peers.reads.answering(OPEN) is Answering.AT_ONCE
+        peers.gone = {"c"}
+        assert peers.reads.answering(OPEN) is Answering.LATE
+        peers.reads.received(refused(B, Reason.DAMAGED))
+        assert peers.reads.answering(OPEN) is Answering.AT_ONCE
+        peers.asked.clear()
+        with pytest.raises(ChunkUnreachable):
+            await peers.reads.read("t/0", OPEN, 102, 1000)
+        assert peers.hosts()[:3] == ["b", "a", "a"]
+        await trio.sleep(SILENT_S)
+        assert peers.reads.answering(OPEN) is Answering.AT_ONCE
+
+    simulated(test)
+
+
+def test_an_answer_over_a_slow_link_counts_when_it_comes() -> None:
+    """Though the next member is asked meanwhile; and less is asked for in the next round, which may come earlier."""
+
+    async def test(peers: Peers) -> None:
+        async def answer_late() -> None:
+            await trio.sleep(1.5 * MEMBER_WAIT_S)
+            peers.reads.received(entries(A, 100, b"late"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_late)
+            found = await peers.reads.read("t/0", OPEN, 100, 1000)
+        assert (found.entries, peers.hosts()) == ((BatchEntry(b"late", 1),), ["a", "b"])
+        with pytest.raises(ChunkUnreachable):
+            await peers.reads.read("t/0", SEALED, 101, 1000)
+        assert {asked.max_bytes for _, asked in peers.asked[2:]} == {1000, 125, 15}
 
     simulated(test)
