@@ -142,7 +142,7 @@ class ClusterHost:
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)
         self._reads = EntryReads(self.name, parts.links, self._replica.was_copied)
-        self.answering = self._reads.answering
+        self.answering, self.acknowledged_end = self._reads.answering, self._reads.acknowledged_end
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
         known = self._requests.registrations.known

@@ -207,6 +207,9 @@ class StreamOwners(Protocol):
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
         """Read a chunk's batches from any of its members."""
 
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int, /) -> int | None:
+        """Up to where a member knows a chunk to be acknowledged that has the offset; None: no member answers now."""
+
     def answering(self, chunk: ChunkRegistration, /) -> Answering:
         """Who answers at present of the hosts that have a chunk."""
 

@@ -7,6 +7,9 @@ stays, a takeover keeps all of it and perhaps some of the rest.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import trio
+import trio.testing
+
 from logstore.cluster.interfaces import Answering
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
@@ -106,6 +109,9 @@ class MemoryOwner:
         founding = b"" if first else found.founding
         limit = self.acked_offset if self.known_acked is None else self.known_acked
         return EntriesRead(stream, chunk.epoch, MEMBERS[0], at, tuple(entries), limit, founding)
+
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int) -> int | None:
+        return (await self.read_entries(stream, chunk, offset, 1)).limit_offset
 
     def answering(self, chunk: ChunkRegistration) -> Answering:
         return Answering.AT_ONCE
@@ -214,6 +220,14 @@ class Tasks:
         """Run what waits."""
         while self.waiting:
             await self.waiting.pop(0)()
+
+    async def run_a_while(self) -> None:
+        """Run what waits, until it has ended or waits for time to pass; that is its end."""
+        async with trio.open_nursery() as nursery:
+            while self.waiting:
+                nursery.start_soon(self.waiting.pop(0))
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
 
 
 Load = Callable[[ReplicatedStream, int], Awaitable[ProducerTable[AppendTicket] | None]]

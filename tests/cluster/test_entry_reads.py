@@ -268,3 +268,32 @@ def test_an_answer_over_a_slow_link_counts_when_it_comes() -> None:
         assert {asked.max_bytes for _, asked in peers.asked[2:]} == {1000, 125, 15}
 
     simulated(test)
+
+
+def test_thousands_of_streams_that_ask_how_far_they_may_be_read_hold_up_nobody() -> None:
+    """On the only host that is left, which knows of nothing: a host that is gone is not waited for, one that is silent
+    is once, and other reads have their places meanwhile.
+    """
+
+    async def test(peers: Peers) -> None:
+        peers.gone = {"c"}
+        peers.answers = {"a": lambda asked: entries(A, 100, limit=100)}
+        told: list[int | None] = []
+
+        async def ask() -> None:
+            told.append(await peers.reads.acknowledged_end("t/0", SEALED, 100))
+
+        begin_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(10_000):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            peers.answers["a"] = lambda asked: entries(A, 100, b"x" if asked.max_bytes > 1 else b"", limit=100)
+            assert (await peers.reads.read("t/0", OPEN, 100, 1000)).entries
+            assert trio.current_time() == begin_s
+        assert told == [100] * 10_000
+        assert trio.current_time() - begin_s < 2 * MEMBER_WAIT_S
+        peers.gone = {"a", "b", "c"}
+        assert await peers.reads.acknowledged_end("t/0", ELSEWHERE, 100) is None
+
+    simulated(test)

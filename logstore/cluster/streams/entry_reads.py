@@ -23,6 +23,8 @@ from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 
 MAX_READS: Final = 64
 """Each has one answer in memory, of about a mebibyte."""
+MAX_LOOKS: Final = 8
+"""Of these reads are those that ask for thousands of streams what is acknowledged: others need not wait for them."""
 MEMBER_WAIT_S: Final = 0.5
 READ_ROUNDS: Final = 3
 LESS_BITS: Final = 3
@@ -61,6 +63,7 @@ class EntryReads:
         self._is_ambiguous = is_ambiguous
         self._questions: dict[tuple[str, int], list[_EntriesQuestion]] = {}
         self._limiter = trio.CapacityLimiter(MAX_READS)
+        self._looks = trio.CapacityLimiter(MAX_LOOKS)
         self._silent: dict[Member, float] = {}
         """Members that have let somebody wait, and until when they count as silent: some for each host."""
 
@@ -87,6 +90,16 @@ class EntryReads:
             f"{stream}: no member of the chunk from offset {chunk.base_offset} on has answered ({hosts}); "
             "bring one of these hosts back"
         )
+
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int) -> int | None:
+        """Up to where a member knows a chunk to be acknowledged that has the offset; None: no member answers now."""
+        async with self._looks:
+            if self.answering(chunk) is not Answering.AT_ONCE:
+                return None
+            try:
+                return (await self.read(stream, chunk, offset, 1)).limit_offset
+            except ChunkUnreachable:
+                return None
 
     def answering(self, chunk: ChunkRegistration) -> Answering:
         """Who answers at present of the hosts that have a chunk."""
