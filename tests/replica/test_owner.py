@@ -383,6 +383,31 @@ def test_a_stream_whose_registration_cannot_be_read_holds_up_no_other_one() -> N
     assert ReadRegistration("s") in owner.tick(now_ms)
 
 
+def test_a_stream_whose_registration_cannot_be_swapped_holds_up_no_other_one() -> None:
+    """Its entry was damaged behind the answer with which its chunk could end: the turn is another stream's after a
+    while. If the store answers late, it goes on with its members.
+    """
+    woken: list[str] = []
+    shared = HostState(growths=Growths(woken.append))
+    owner, another = (Owner(name, HERE, shared=shared) for name in ("s", "t"))
+    for each in (owner, another):
+        opened(each, StreamRegistration(3, 1), (C, A))
+    assert ReadRegistration("s") in owner.live_members((C, A, B), 10)
+    assert ReadRegistration("t") not in another.live_members((C, A, B), 10 + GATHER_MS + 1)
+    (wanted,) = swaps(owner.registration_read(RegistrationRead("s", owner.revision, owner.registration), 40))
+    assert owner.state is OwnerState.ROLLING
+    now_ms = 60
+    while not woken and now_ms < 2 * LONGEST_TURN_MS:
+        now_ms += 20
+        owner.tick(now_ms)
+    assert woken == ["t"]
+    assert now_ms <= LONGEST_TURN_MS + 2 * owner.limits.resend_ms
+    assert ReadRegistration("t") in another.tick(now_ms)
+    owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, wanted), now_ms)
+    assert [chunk.members for chunk in owner.registration.chunks if chunk.is_open] == [(C, A, B)]
+    assert shared.growths.has("t")
+
+
 def told_shortage(effects: list[Effect]) -> list[Effect]:
     """What the owner says of too few members."""
     return [effect for effect in effects if isinstance(effect, TooFewMembers | EnoughMembers)]
