@@ -18,6 +18,12 @@ from logstore.commands.output import Cell, print_fields, print_json, print_table
 from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummary
 from logstore.format.tier_summaries import TieredPartition
 
+_DAMAGED_TEXT = (
+    "has a damaged entry in the metadata store; `metadata_entry_damaged` and `metadata_unusable` in the log say which. "
+    "It is served as its owner knows it, its newest chunk does not end, and nothing more of it goes to the tier: "
+    "restore the entry"
+)
+
 
 def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
     """Print the topic. Raises Unavailable, SidecarRefused, MalformedReply."""
@@ -143,6 +149,7 @@ def _describe_placed(
             "under_replicated": place.under_replicated,
             "min_copies": place.min_copies or None,
             "waits": [wait_values(wait) for wait in place.waits],
+            "damaged": place.is_damaged,
         }
         for place in reply.places
     ]
@@ -160,6 +167,8 @@ def _describe_placed(
     for place in reply.places:
         if place.live_copies < place.min_copies:
             print(f"partition {place.partition} {_too_few_text(place)}")
+        if place.is_damaged:
+            print(f"partition {place.partition} {_DAMAGED_TEXT}")
         for wait in place.waits:
             stream = TopicPartition(arguments.topic, place.partition)
             print(f"partition {place.partition} {wait_text(stream, wait)}")
