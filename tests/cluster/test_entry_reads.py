@@ -297,3 +297,37 @@ def test_thousands_of_streams_that_ask_how_far_they_may_be_read_hold_up_nobody()
         assert await peers.reads.acknowledged_end("t/0", ELSEWHERE, 100) is None
 
     simulated(test)
+
+
+def test_thousands_of_reads_that_nobody_answers_hold_up_no_other_one() -> None:
+    """Of chunks on a host that has just stopped: as many as are under way have waited, and the read of another host's
+    chunk comes then, not behind all of them. A host that was gone for a whole read is not waited for in the next ones.
+    """
+
+    async def test(peers: Peers) -> None:
+        failed = 0
+
+        async def read() -> None:
+            nonlocal failed
+            with pytest.raises(ChunkUnreachable):
+                await peers.reads.read("t/0", ELSEWHERE, 100, 1000)
+            failed += 1
+
+        peers.answers = {"a": lambda asked: entries(A, asked.offset, b"x")}
+        begin_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(20 * MAX_READS):
+                nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (await peers.reads.read("t/0", OPEN, 100, 1000)).entries
+            assert trio.current_time() - begin_s <= 2 * READ_ROUNDS * MEMBER_WAIT_S
+            assert failed <= 2 * MAX_READS
+            nursery.cancel_scope.cancel()
+        peers.gone = {"b", "c"}
+        await trio.sleep(SILENT_S)
+        begin_s = trio.current_time()
+        for _ in range(1_000):
+            await read()
+        assert trio.current_time() - begin_s == pytest.approx(READ_ROUNDS * MEMBER_WAIT_S)
+
+    simulated(test)

@@ -18,10 +18,13 @@ from logstore.cluster.streams.entry_reads import READ_ROUNDS, EntryReads
 from logstore.cluster.streams.late_reads import LATE_S, MAX_LATE
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.engine import StoreEngine
+from logstore.errors import ChunkUnreachable, TierUnavailable
 from logstore.kafka import fetch
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.fetch import FetchPartition, FetchRequest
+from logstore.kafka.offsets import _TimeSearch
 from logstore.replica.messages import Message, ReadEntries
+from logstore.replica.registrations import Member
 from tests.cluster.support import MEMBERS, Front, MemoryOwner, NoFiles
 from tests.kafka.front_driver import decode_answer
 
@@ -47,7 +50,7 @@ class Wide:
         self.reads = EntryReads("me", self, lambda *_: False)
         owners = SimpleNamespace(read_entries=self.reads.read, answering=self.reads.answering)
         chunk_reads = ChunkReads(
-            cast(StoreEngine, None),
+            cast(StoreEngine, SimpleNamespace(find_timestamp=self.lead)),
             cast(Any, owners),
             cast(ReplicaFiles, NoFiles()),
             self.fronts[0].clock,
@@ -56,7 +59,11 @@ class Wide:
             nursery.start_soon,
         )
         topic = SimpleNamespace(partitions=[front.stream for front in self.fronts])
-        store = SimpleNamespace(topics={TOPIC: topic}, report=self.fronts[0].reports)
+        store = SimpleNamespace(
+            topics={TOPIC: topic},
+            report=self.fronts[0].reports,
+            stream=lambda _, partition: self.fronts[partition].stream,
+        )
         self.broker = SimpleNamespace(engine=ClusterEngine(cast(Any, None), cast(Any, store), chunk_reads))
 
     async def lead(self) -> None:
@@ -84,7 +91,7 @@ class Wide:
         owner = next(
             owner for owner, front in zip(self.owners, self.fronts, strict=True) if front.stream.stream == asked.stream
         )
-        member = next(member for member in MEMBERS if member.host == host)
+        member = next(member for member in owner.chunks[0].registration.members if member.host == host)
         found = await owner.read_entries(asked.stream, owner.chunks[0].registration, asked.offset, asked.max_bytes)
         self.reads.received(replace(found, member=member))
 
@@ -176,3 +183,23 @@ async def test_slow_hosts_serve_all_partitions_in_the_end(autojump_clock: Any) -
             if len(seen) > 64:
                 return
         pytest.fail(f"only {len(seen)} partitions had records")
+
+
+@pytest.mark.parametrize("silence_s", [SILENCE_S, None])
+async def test_look_ups_by_time_take_the_time_of_a_few(autojump_clock: Any, silence_s: float | None) -> None:
+    """One ListOffsets of all partitions, whose hosts are silent or gone: each has its own answer, an error, and the one
+    whose host is well has its offset.
+    """
+    async with wide() as at:
+        at.delay_s = {"a": silence_s, "b": silence_s, "me": 0.0}
+        chunk = at.owners[-1].chunks[0]
+        chunk.registration = replace(chunk.registration, members=(Member("me", "disk-me"),))
+        search, failed, found = _TimeSearch(cast(Any, at.broker)), 0, []
+        begun_s = trio.current_time()
+        for front in at.fronts:
+            try:
+                found.append(await search.find(front.stream, 0))
+            except (ChunkUnreachable, TierUnavailable):
+                failed += 1
+        assert trio.current_time() - begun_s < 15
+        assert (failed, found) == (PARTITIONS - 1, [(0, at.fronts[-1].clock.wall_ms())])

@@ -5,8 +5,10 @@ Invariants:
   it may end in front of it only if the member may show no more. So answers to other reads do no harm. An answer that
   comes late counts as well, as long as the read lasts: over a slow link a mebibyte takes longer than MEMBER_WAIT_S.
 * Readers see what a member shows: what is acknowledged, and of a sealed chunk nothing behind its end.
-* At most MAX_READS reads are under way; each ends within READ_ROUNDS rounds over all members.
-* A host that cannot be reached is not asked, and not waited for. A member that let somebody wait for SILENT_AFTER_S is
+* At most MAX_READS reads are under way of members that answer, and MAX_LATE_READS of others; each ends within
+  READ_ROUNDS rounds over all members. So thousands of streams whose hosts are away hold up no read of another one.
+* A host that cannot be reached is not asked. If none can, the read lasts as long as links are down for a moment; not
+  again for SILENT_S. A member that let somebody wait for SILENT_AFTER_S is
   silent, for SILENT_S or until it answers anything: silent members are asked last and all at once, and only if no other
   one has answered. So what one member costs, it costs once, not each read of each of its chunks.
 """
@@ -23,6 +25,7 @@ from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 
 MAX_READS: Final = 64
 """Each has one answer in memory, of about a mebibyte."""
+MAX_LATE_READS: Final = 32
 MAX_LOOKS: Final = 8
 """Of these reads are those that ask for thousands of streams what is acknowledged: others need not wait for them."""
 MEMBER_WAIT_S: Final = 0.5
@@ -63,6 +66,7 @@ class EntryReads:
         self._is_ambiguous = is_ambiguous
         self._questions: dict[tuple[str, int], list[_EntriesQuestion]] = {}
         self._limiter = trio.CapacityLimiter(MAX_READS)
+        self._late_limiter = trio.CapacityLimiter(MAX_LATE_READS)
         self._looks = trio.CapacityLimiter(MAX_LOOKS)
         self._silent: dict[Member, float] = {}
         """Members that have let somebody wait, and until when they count as silent: some for each host."""
@@ -71,21 +75,29 @@ class EntryReads:
         """Entries from an offset on, from any member. Raises ChunkUnreachable; at once if the tier has the chunk and
         no member can be reached.
         """
-        hosts = ", ".join(member.host for member in chunk.members)
         if chunk.tiered is not None and not any(map(self._is_reachable, chunk.members)):
             raise ChunkUnreachable(f"{stream}: the chunk from {chunk.base_offset} on is on no host that can be reached")
         question = _EntriesQuestion(stream, chunk, offset, max_bytes)
+        if self.answering(chunk) is Answering.AT_ONCE:
+            async with self._limiter:
+                if self.answering(chunk) is Answering.AT_ONCE:  # while it waited for its turn too
+                    return await self._read(question)
+        async with self._late_limiter:
+            return await self._read(question)
+
+    async def _read(self, question: _EntriesQuestion) -> EntriesRead:
+        stream, chunk = question.stream, question.chunk
         key = (stream, chunk.epoch)
-        async with self._limiter:
-            self._questions.setdefault(key, []).append(question)
-            try:
-                answer = await self._rounds(question)
-            finally:
-                self._questions[key].remove(question)
-                if not self._questions[key]:
-                    del self._questions[key]
+        self._questions.setdefault(key, []).append(question)
+        try:
+            answer = await self._rounds(question)
+        finally:
+            self._questions[key].remove(question)
+            if not self._questions[key]:
+                del self._questions[key]
         if answer is not None:
             return _up_to_the_end(answer, chunk)
+        hosts = ", ".join(member.host for member in chunk.members)
         raise ChunkUnreachable(
             f"{stream}: no member of the chunk from offset {chunk.base_offset} on has answered ({hosts}); "
             "bring one of these hosts back"
@@ -103,7 +115,7 @@ class EntryReads:
 
     def answering(self, chunk: ChunkRegistration) -> Answering:
         """Who answers at present of the hosts that have a chunk."""
-        members = list(filter(self._is_reachable, (*chunk.members, *chunk.candidates)))
+        members = list(filter(self._is_reachable, _holders(chunk)))
         if not members:
             return Answering.NOBODY
         return Answering.LATE if all(map(self._is_silent, members)) else Answering.AT_ONCE
@@ -140,12 +152,13 @@ class EntryReads:
 
     def _order(self, chunk: ChunkRegistration) -> tuple[list[Member], list[Member]]:
         """The members that can be reached, this host first: those that answer at once, and the silent ones."""
-        reachable = filter(self._is_reachable, (*chunk.members, *chunk.candidates))
+        reachable = filter(self._is_reachable, _holders(chunk))
         members = sorted(reachable, key=lambda member: member.host != self._name)
         silent = list(filter(self._is_silent, members))
         return [member for member in members if member not in silent], silent
 
     async def _rounds(self, question: _EntriesQuestion) -> EntriesRead | None:
+        is_asked = False
         for number in range(READ_ROUNDS):
             members, silent = self._order(question.chunk)
             max_bytes = question.max_bytes >> number * LESS_BITS
@@ -157,8 +170,13 @@ class EntryReads:
                 await self._ask(question, silent, max_bytes)
             if question.answer is not None:
                 return question.answer  # without entries: nobody knows more yet of what is acknowledged
+            is_asked = is_asked or bool(members or silent)
             if not (members or silent):
+                if all(map(self._is_silent, _holders(question.chunk))):
+                    return None
                 await trio.sleep(MEMBER_WAIT_S)
+        if not is_asked:
+            self._silent.update(dict.fromkeys(_holders(question.chunk), trio.current_time() + SILENT_S))
         return None
 
     def _answers(self, message: EntriesRead, question: _EntriesQuestion) -> bool:
@@ -185,6 +203,11 @@ class EntryReads:
             now_s = trio.current_time()
             if now_s - begun_s >= SILENT_AFTER_S:
                 self._silent.update(dict.fromkeys(question.awaited, now_s + SILENT_S))
+
+
+def _holders(chunk: ChunkRegistration) -> Sequence[Member]:
+    """Who has a chunk, or may have a part of it."""
+    return (*chunk.members, *chunk.candidates)
 
 
 def _nothing(question: _EntriesQuestion, member: Member) -> EntriesRead:

@@ -182,7 +182,9 @@ class ReplicatedStream(TieredBounds):
     def _append_of_client(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
     ) -> AppendTicket:
-        self.check_leader()
+        if not self.is_leader:
+            self._window.refused_elsewhere(records)
+            self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
         if self._too_few and not self._services.is_store_away():  # else it may lead no more: who waits looks elsewhere
