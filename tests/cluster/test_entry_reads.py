@@ -214,7 +214,8 @@ def test_hosts_that_cannot_be_reached_are_not_waited_for() -> None:
         begin_s = trio.current_time()
         with pytest.raises(ChunkUnreachable):
             await peers.reads.read("t/0", ELSEWHERE, 100, 1000)
-        assert (peers.asked, trio.current_time() - begin_s) == ([], pytest.approx(READ_ROUNDS * MEMBER_WAIT_S))
+        assert trio.current_time() - begin_s == pytest.approx(READ_ROUNDS * MEMBER_WAIT_S)
+        assert not peers.asked
         assert peers.reads.answering(ELSEWHERE) is Answering.NOBODY
         begin_s, peers.gone = trio.current_time(), {"c"}
         peers.answers = {"b": lambda asked: entries(B, 100, limit=100)}
