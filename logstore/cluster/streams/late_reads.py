@@ -61,8 +61,8 @@ class LateReads:
         place = (stream.stream, chunk.epoch, offset)
         late = self._late.get(place)
         if late is not None and late.done:
+            self._forget(place)  # at once: another reader may begin the place anew during the checkpoint
             await trio.lowlevel.checkpoint()
-            self._forget(place)
             return late.result()
         answering = self._owners.answering(chunk)
         if answering is Answering.NOBODY or (answering is Answering.LATE and chunk.tiered is not None):
