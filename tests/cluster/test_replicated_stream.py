@@ -1,7 +1,12 @@
 """What clients see of a replicated stream: tickets, offsets, duplicates, and the change of its owner."""
 
-import pytest
+from typing import Any, cast
 
+import pytest
+import trio
+import trio.testing
+
+from logstore.cluster.streams.acknowledged_end import SELDOM_S
 from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
@@ -20,7 +25,7 @@ from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import decode_snapshots
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
 from logstore.testing.reports import RecordedReports
-from tests.cluster.support import Front, MemoryOwner
+from tests.cluster.support import Front, MemoryOwner, Tasks
 
 REQUEST_TIMEOUT_S = 30
 """How long clients wait for an answer, with defaults."""
@@ -396,7 +401,7 @@ async def test_a_stream_that_waits_for_members_is_read() -> None:
     owner.own_for_readers(second.stream, kept=1)
     stream = second.stream
     assert (stream.is_leader, stream.is_readable, stream.high_watermark, stream.leader_epoch) == (False, True, 0, 2)
-    await second.tasks.run()
+    await second.tasks.run_a_while()
     assert (stream.high_watermark, stream.end_of_epoch(2)) == (1, (2, 2))
     for offset in range(3):
         stream.check_offset(offset)
@@ -463,3 +468,29 @@ async def test_the_clusters_own_streams_wait_for_members() -> None:
     second.stream.is_internal = True
     owner.own_for_readers(second.stream)
     assert not second.stream.is_readable
+
+
+async def test_a_member_that_comes_back_shows_more_of_what_was_hidden(autojump_clock: Any) -> None:
+    """The host that is left had started anew, and had heard of nothing. Readers see more when somebody is there who
+    has, and all when the members are enough after all.
+    """
+    front, owner = await led()
+    for value in (b"0", b"1"):
+        front.append(value)
+        owner.ack()
+    front.append(b"2")
+    async with trio.open_nursery() as nursery:
+        second = Front(owner, tasks=cast(Tasks, nursery.start_soon))
+        owner.own_for_readers(second.stream, kept=1)
+        owner.known_acked = 0
+        await trio.sleep(10)
+        assert second.stream.high_watermark == 0
+        owner.known_acked = 2
+        await trio.sleep(SELDOM_S)
+        assert second.stream.high_watermark == 2
+        second.stream.readable(owner.epoch, 3, is_settled=True)
+        second.stream.short(2)
+        assert second.stream.high_watermark == 3
+        second.stream.check_end()
+        with trio.fail_after(SELDOM_S):
+            await trio.testing.wait_all_tasks_blocked()
