@@ -4,7 +4,8 @@ Invariants:
 * On the coordinator a request is answered by `GroupHandlers` over the ledger as of this ownership; on every other host
   it is NOT_COORDINATOR, at which clients look for the coordinator again.
 * While the ledger is read, a heartbeat is answered well, and SyncGroup asks to join again, as in Kafka: clients do not
-  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so. Groups are then
+  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so, ListGroups too:
+  a list without the groups would say that there are none. Groups are then
   recovered from it in steps of some milliseconds, and all other tasks run in between.
 * When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
   were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
@@ -22,7 +23,7 @@ from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedg
 from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.handlers import GroupHandlers
-from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, OffsetLedger
+from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.wire import respond
 
@@ -61,7 +62,7 @@ class GroupCoordination:
     def __init__(
         self,
         home: LedgerHome[ReplicatedLedger],
-        make: Callable[[OffsetLedger], GroupHandlers],
+        make: Callable[[ReplicatedLedger], GroupHandlers],
         known: Sequence[Api],
         beside: Beside,
     ) -> None:
@@ -125,7 +126,8 @@ async def _refused(key: int, request: Any, code: ErrorCode) -> ResponsePayload:
         described = [{"group_id": group_id, "error_code": code} for group_id in request.groups]
         return await respond(request, {"groups": described})
     if key == LIST:  # asked of every host: the groups are those of all answers together
-        return await respond(request, {"error_code": ErrorCode.none, "groups": []})
+        shown = ErrorCode.none if code is ErrorCode.not_coordinator else code
+        return await respond(request, {"error_code": shown, "groups": []})
     if key == DELETE:
         results = [{"group_id": group_id, "error_code": code} for group_id in request.groups_names]
         return await respond(request, {"results": results})

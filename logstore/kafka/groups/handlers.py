@@ -1,9 +1,10 @@
 """Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
 
 Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
-the client, which tries again. Where a request names topics by id (OffsetCommit and OffsetFetch from version 10 on), the
-id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions offered are those in
-`apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
+the client, which tries again. So it is if that takes longer than WRITE_LIMIT_S, as in Kafka: it may be done all the
+same later, in front of what the client sends again. Where a request names topics by id (OffsetCommit and OffsetFetch
+from version 10 on), the id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions
+offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
 """
 
 import math
@@ -23,6 +24,7 @@ from logstore.kafka.groups import members
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, CommittedOffset
 from logstore.kafka.groups.service import CommitRequest, GroupService, OffsetToCommit
+from logstore.kafka.groups.settings import WRITE_LIMIT_S
 from logstore.kafka.groups.state import GroupState
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import milliseconds, respond
@@ -397,11 +399,13 @@ class GroupHandlers:
         return await respond(request, {"error_code": ErrorCode.none, "groups": groups})
 
     async def _settled(self, ticket: Ticket[None]) -> ErrorCode:
-        try:
-            await self._wait(ticket)
-        except StorageFailed:
-            return ErrorCode.coordinator_not_available
-        return ErrorCode.none
+        with trio.move_on_after(WRITE_LIMIT_S):
+            try:
+                await self._wait(ticket)
+            except StorageFailed:
+                return ErrorCode.coordinator_not_available
+            return ErrorCode.none
+        return ErrorCode.coordinator_not_available
 
 
 async def _named(topics: Sequence[Any], answers: dict[str, Mapping[str, Any]], pace: Pace) -> Iterable[TopicPartition]:
