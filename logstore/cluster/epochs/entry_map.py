@@ -3,7 +3,7 @@
 Invariants:
 * Entries of other kinds are not walked: the kind of a key is what it has up to its first slash. There are few kinds.
 * A step of a walk takes the keys of one part, a PARTS-th of a kind: of a million entries, a millisecond. The map may
-  change between two steps, and between two entries that are given: an entry is given as it is then, or not if it is gone.
+  change between two steps, and between two entries that are given: an entry is given as it is then, if it is there.
 * The same entries are walked in the same order in every process.
 """
 

@@ -151,23 +151,23 @@ class ReplicatedLedger:
             found = await reads.read(self.stream, offset, READ_BYTES)
             if found.next_offset <= offset:
                 raise StorageFailed(f"{self.stream.name} gives nothing from offset {offset} on, {end} is its end")
-            for buffer in found.buffers:
-                await self._take_batches(buffer)
+            await self._take_batches(found.buffers)
             offset = found.next_offset
             await trio.lowlevel.checkpoint()
 
-    async def _take_batches(self, buffer: Buffer) -> None:
+    async def _take_batches(self, buffers: Iterable[Buffer]) -> None:
         """Take what was read; other tasks run in between."""
         taken_bytes = 0
-        for at, header in iterate_batches(buffer):
-            batch = memoryview(buffer)[at : at + header.size_bytes]
-            self._put_bytes += header.size_bytes
-            for record in decode_batch(batch):
-                self._take(header.base_offset, record)
-            taken_bytes += header.size_bytes + BATCH_BYTES
-            if taken_bytes > STEP_BYTES:
-                taken_bytes = 0
-                await trio.lowlevel.checkpoint()
+        for buffer in buffers:
+            for at, header in iterate_batches(buffer):
+                batch = memoryview(buffer)[at : at + header.size_bytes]
+                self._put_bytes += header.size_bytes
+                for record in decode_batch(batch):
+                    self._take(header.base_offset, record)
+                taken_bytes += header.size_bytes + BATCH_BYTES
+                if taken_bytes > STEP_BYTES:
+                    taken_bytes = 0
+                    await trio.lowlevel.checkpoint()
 
     def _take(self, offset: int, record: Record) -> None:
         if record.key is None:
