@@ -189,6 +189,37 @@ async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_
     assert owner.values[9:] == [b"3", b"3", b"5", b"4"]
 
 
+async def test_refused_producers_are_forgotten_with_age() -> None:
+    """Those who come no more: when another batch comes, when the stream is looked after, and with the ownership."""
+    front, owner = await led(max_in_flight=1)
+    window = front.stream._window
+
+    def refuse(*producers: int) -> None:
+        front.stream.short(2)
+        for producer_id in producers:
+            with pytest.raises(NotEnoughReplicas):
+                front.append(b"x", producer_id=producer_id, sequence=0)
+        front.stream.enough()
+
+    refuse(1, 2)
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(3)
+    assert window.first_refused == 3
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(4)
+    assert window.first_refused == 2
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    front.append(b"x")
+    assert window.first_refused == 1
+    front.clock.advance(round(1000 * FIRST_S))
+    front.stream.roll_if_old()
+    assert window.first_refused == 0
+    refuse(5)
+    front.stream.deposed(7)
+    assert window.first_refused == 0
+    assert len(owner.window) == 1
+
+
 async def test_refusals_end_whatever_clients_send() -> None:
     """Batches that are refused because another one was do not prolong that."""
     front, owner = await led(max_in_flight=1)

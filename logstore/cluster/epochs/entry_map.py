@@ -39,7 +39,7 @@ class EntryMap:
             part[key] = value
         return (0 if value is None else len(key) + len(value)) - (0 if before is None else len(key) + len(before))
 
-    def keys(self) -> Iterator[tuple[str, ...]]:
+    def key_parts(self) -> Iterator[tuple[str, ...]]:
         """All keys, by parts; those of a part are as they are when the part is given."""
         for parts in list(self._kinds.values()):
             for part in parts:

@@ -129,7 +129,7 @@ class GroupDelivery:
 
     def _note_try(self, whose: str, place: Place, error: CairnError) -> None:
         tries = self._tries[whose, place] = self._tries.get((whose, place), 0) + 1
-        if isinstance(error, TryAgain):
+        if type(error) is TryAgain:  # others of its kind say that the owner is another one, or has no room
             self._under_way.add((whose, place))
         else:
             self._under_way.discard((whose, place))

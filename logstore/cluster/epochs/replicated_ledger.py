@@ -263,7 +263,7 @@ class ReplicatedLedger:
                 await settled(ticket)
                 ticket.result()
             first_offset = self._others.first_offset  # of what is named: it may be moved as soon as nothing is held
-        keys, parts, is_acknowledged = deque[str](), self._entries.keys(), False
+        keys, parts, is_acknowledged = deque[str](), self._entries.key_parts(), False
         while True:
             while len(keys) < TIDY_ENTRIES and (more := next(parts, None)) is not None:
                 keys += more
