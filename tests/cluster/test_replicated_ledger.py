@@ -223,10 +223,11 @@ async def test_an_owner_that_reads_many_small_entries_does_all_else_as_well() ->
 class UnwalkedEntries(EntryMap):
     """Entries that nobody may walk through."""
 
-    def keys(self) -> Any:
+    def key_parts(self) -> Any:
         raise AssertionError("all entries are walked through")
 
-    items = keys
+    def items(self, prefix: str) -> Any:
+        raise AssertionError("all entries are walked through")
 
 
 async def test_the_bytes_that_live_are_known_without_a_walk() -> None:
