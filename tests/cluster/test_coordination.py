@@ -32,7 +32,7 @@ class Home:
     """Gives the ledger when a test says so."""
 
     def __init__(self) -> None:
-        self.is_leader = False
+        self.is_leader = self.waits_for_members = False
         self.begin = trio.Event()
         self.end = trio.Event()
 
@@ -112,8 +112,8 @@ def codes(answer: Any) -> set[ErrorCode]:
 @pytest.mark.parametrize(("key", "version"), VERSIONS)
 async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -> None:
     """So clients look for the coordinator; only lists of groups are empty, because every host is asked for its own.
-    While it reads the ledger, clients come again later, also for the list: members go on, and who waits for an
-    assignment joins anew.
+    While it reads the ledger, or cannot own it for want of members, clients come again later, also for the list:
+    members go on, and who waits for an assignment joins anew.
     """
     home = Home()
     coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make, KNOWN, nothing_beside)
@@ -121,7 +121,11 @@ async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -
     found = codes(await ask(coordination, key, version))
     assert expected in found
     assert found <= {expected, ErrorCode.none}
-    home.is_leader = True
+    home.waits_for_members = True
+    members_go_on = {12: ErrorCode.none, 14: ErrorCode.rebalance_in_progress}
+    found = codes(await ask(coordination, key, version))
+    assert members_go_on.get(key, ErrorCode.coordinator_not_available) in found
+    home.is_leader, home.waits_for_members = True, False
     loading = {12: ErrorCode.none, 14: ErrorCode.rebalance_in_progress}
     assert loading.get(key, ErrorCode.coordinator_load_in_progress) in codes(await ask(coordination, key, version))
 

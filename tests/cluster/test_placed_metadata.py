@@ -168,43 +168,38 @@ async def settled_after_s(placement: Placement, topic: OneStream) -> float:
     return trio.current_time() - begun_s
 
 
-def test_groups_have_no_coordinator_while_their_topic_takes_nothing() -> None:
-    """A host that has claimed the topic, and may not go on for want of members, would refuse whatever it is asked: it
-    is named when it has opened a chunk. Who asks in a takeover waits for that as for any stream's new leader.
+def test_who_looks_for_the_coordinator_in_a_takeover_is_told_the_new_one() -> None:
+    """A client that is told of the former one, or of a host that is about to take over, pauses before it asks again: it
+    waits for the takeover, as who asks for a stream's leader. A host that has claimed the topic for long is named.
     """
 
     async def main() -> None:
-        host, topic, members = (
-            KnownHost(),
-            OneStream(),
-            {"a": member(1, "disk-a", P="a:1"), "b": member(2, "b", P="b:1")},
-        )
+        host, topic = KnownHost(), OneStream()
+        members = {"a": member(1, "disk-a", P="a:1"), "b": member(2, "disk-b", P="b:1")}
         placement, groups = Placement(host, lambda: members, {}, lambda: TOPIC_ID, 3), {TOPIC_ID: topic}.get
 
         async def named() -> int | None:
             node = await placement.coordinator("c", 1, groups)
             return None if node is None else node.node_id
 
-        def head(owner: str, chunk_epoch: int) -> KnownHead:
-            chunk = ChunkRegistration(chunk_epoch, 10, (Member("a", "disk-a"),))
-            return KnownHead(StreamHead(3, 2, 5, OwnerId(owner, "1"), chunk, 1), chunk_epoch)
-
         assert await placement.coordinator("c", 1, lambda _: None) is None
-        host.known = head("a", 5)
         assert await named() == 1
-        host.known, host.owner, host.is_moving = head("b", 4), "b", True
-        assert await named() is None
-        begun_s = trio.current_time()
-        assert (await named(), trio.current_time()) == (None, begun_s), "nobody waits for long"
-        await trio.sleep(AGAIN_S)
+        host.is_moving = True
         async with trio.open_nursery() as nursery:
 
             async def take_over() -> None:
                 await trio.sleep(SETTLE_S / 2)
-                host.known, host.is_moving = head("b", 5), False
+                host.is_moving, host.owner = False, "b"
 
             nursery.start_soon(take_over)
             assert await named() == 2
+        host.is_moving = True
+        for waited_s in (SETTLE_S, 0.0):
+            begun_s = trio.current_time()
+            assert await named() == 2
+            assert waited_s <= trio.current_time() - begun_s <= waited_s + LOOK_S
+        host.owner = None
+        assert await named() is None
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

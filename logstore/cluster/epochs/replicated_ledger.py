@@ -327,6 +327,12 @@ class LedgerHome(Generic[L]):
         return stream is not None and stream.is_leader
 
     @property
+    def waits_for_members(self) -> bool:
+        """Whether this host has claimed the stream, and cannot lead it for want of members."""
+        stream = self.stream
+        return stream is not None and not stream.is_leader and stream.lacks_members
+
+    @property
     def stream(self) -> ReplicatedStream | None:
         """The stream, whoever owns it; None: the topic is not there."""
         topic = self._topics.topics.get(self.topic)

@@ -9,7 +9,6 @@ Invariants:
 * A client that asks while streams change hands waits for that, SETTLE_S at most since it was seen first: librdkafka,
   told of the leader that is gone, asks again after a second. What was seen is forgotten after AGAIN_S, or when the
   stream has another epoch: then it may be another takeover, if nobody has asked in between.
-* A host that has claimed the topic of groups, and cannot take what groups commit, is not named as their coordinator.
 * Before that, other hosts that lead what a client asks for are asked for a sign of life (`signs_of_life`): the client's
   connection to a process that was killed may end before this host's link to it.
 * A client that waits costs a look at one stream for each LOOK_S: there may be thousands, while this host takes over.
@@ -326,17 +325,14 @@ class Placement:
         return False
 
     async def coordinator(self, host: str, port: int, topic_by_id: TopicById) -> Node | None:
-        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now, as when
-        fewer hosts live than have to keep them. Waits while that topic changes hands, as `settle`.
+        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now. Waits
+        while that topic changes hands, as `settle`.
         """
         topic_id = self._groups()
         topic = None if topic_id is None else topic_by_id(topic_id)
         if topic is None:
             return None
         await self.settle([topic])
-        known = self._host.head(_stream_of(topic, 0))
-        if known is None or not known.head.takes_appends:
-            return None
         leader = self.placed(topic.topic_id, 0).leader
         return next((node for node in self.nodes(host, port) if node.node_id == leader), None)
 

@@ -441,8 +441,8 @@ class ReplicatedStream(TieredBounds):
 
     @property
     def lacks_members(self) -> bool:
-        """Whether the owner has said so: what is appended now waits until a host is back."""
-        return bool(self._too_few)
+        """Whether the owner has said so, and may lead still: what is appended now waits until a host is back."""
+        return bool(self._too_few) and not self._services.is_store_away()
 
     def crowded(self) -> None:
         """A member's disk has no room: see StreamObserver."""

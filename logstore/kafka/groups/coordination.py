@@ -7,6 +7,9 @@ Invariants:
   expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so, ListGroups too:
   a list without the groups would say that there are none. Groups are then
   recovered from it in steps of some milliseconds, and all other tasks run in between.
+* A host that has claimed the stream, and cannot lead it for want of members, is named as the coordinator, and answers
+  a heartbeat well: so members read on. All else is COORDINATOR_NOT_AVAILABLE, as what is written where the coordinator
+  lives; SyncGroup asks to join again. Clients that are told of no coordinator fare worse: some read nothing more.
 * When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
   were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
 """
@@ -99,8 +102,7 @@ class GroupCoordination:
     async def _handle(self, key: int, request: Any, caller: Caller) -> Answer:
         now = self._now
         if now is None:
-            loading = _WHILE_LOADING.get(key, ErrorCode.coordinator_load_in_progress)
-            return await _refused(key, request, loading if self._home.is_leader else ErrorCode.not_coordinator)
+            return await _refused(key, request, self._code(key))
         handle: Callable[[Any, Caller], Awaitable[Answer]] = now.by_key[key]
         with trio.CancelScope() as scope:
             now.requests[scope] = None
@@ -109,6 +111,14 @@ class GroupCoordination:
             finally:
                 now.requests.pop(scope, None)
         return await _refused(key, request, ErrorCode.not_coordinator)
+
+    def _code(self, key: int) -> ErrorCode:
+        """How a request is answered while this host coordinates nothing."""
+        if self._home.is_leader:
+            return _WHILE_LOADING.get(key, ErrorCode.coordinator_load_in_progress)
+        if self._home.waits_for_members:
+            return _WHILE_LOADING.get(key, ErrorCode.coordinator_not_available)
+        return ErrorCode.not_coordinator
 
 
 async def _refused(key: int, request: Any, code: ErrorCode) -> ResponsePayload:
