@@ -113,6 +113,29 @@ async def test_what_waits_for_long_lets_no_more_wait() -> None:
     assert not limited.put({"a": b"5"}).done
 
 
+def test_a_request_waits_once_for_all_that_it_writes() -> None:
+    """A deletion of many groups is answered in the time of one; they are deleted when the members are back."""
+
+    async def story() -> None:
+        owners = Owners()
+        ledger = await lead(owners, TrioClock())
+        for number in range(5):
+            ledger.put({f"offset/g{number}/t/0": b'{"offset":1,"time":2,"topic":"ab"}'})
+        owners.owner.ack(5)
+        handlers = groups(ledger)
+        handlers.service.recover_at_once(trio.current_time())
+        began_s = trio.current_time()
+        names = tuple(f"g{number}" for number in range(5))
+        request = over_the_wire(build(codec.request_type(42, 2), {"groups_names": names}))
+        answer: Any = await handlers.delete_groups(request, CALLER)
+        assert trio.current_time() - began_s == WRITE_LIMIT_S
+        assert {each.error_code for each in answer.results} == {ErrorCode.coordinator_not_available}
+        owners.owner.ack(len(owners.owner.window))
+        assert not dict(ledger.items())
+
+    run_virtual(story)
+
+
 def test_a_commit_that_waits_is_answered_in_time_and_applied_later() -> None:
     """As in Kafka: COORDINATOR_NOT_AVAILABLE after five seconds, and at once from then on. When the members are back,
     the first commit is there, and what the client sends again comes behind it.

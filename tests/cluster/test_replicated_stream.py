@@ -349,6 +349,35 @@ async def test_a_stream_with_too_few_members_answers_its_producers() -> None:
     assert owner.values == [b"0", b"1", b"2"]
 
 
+async def test_a_stream_of_the_cluster_s_own_says_that_it_lacks_members() -> None:
+    """Its batches wait, and are not answered early; who appends them asks before. So it says where a takeover waits,
+    and not while the metadata store is away: then another host may lead it.
+    """
+    front, owner = await led()
+    front.stream.is_internal = True
+    batches = [encode_batch([Record(0, 0, None, b"%d" % number)]) for number in range(2)]
+    tickets, told = [front.stream.append_own(batches[0], now_ms=0)], []
+    front.stream.short(2)
+    tickets.append(front.stream.append_own(batches[1], now_ms=0))
+    assert [ticket.done for ticket in tickets] == [False, False]
+    for is_away in (False, True):
+        front.is_store_away = is_away
+        told.append(front.stream.lacks_members)
+    front.is_store_away = False
+    front.stream.enough()
+    owner.ack(2)
+    assert [*told, front.stream.lacks_members] == [True, False, False]
+    assert [ticket.result().base_offset for ticket in tickets] == [0, 1]
+    other = Front(owner)
+    other.stream.is_internal = True
+    owner.own_for_readers(other.stream)
+    waiting = other.stream.lacks_members, other.stream.is_leader, other.stream.is_readable
+    owner.own(other.stream)
+    await other.tasks.run()
+    leading = other.stream.lacks_members, other.stream.is_leader
+    assert (waiting, leading) == ((True, False, False), (False, True))
+
+
 async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() -> None:
     """When the members are back, what a client without a producer id had sent before it knew of the refusal is refused
     as well; known producers go on at once.

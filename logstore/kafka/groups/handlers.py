@@ -10,6 +10,7 @@ offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, Co
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
@@ -347,10 +348,10 @@ class GroupHandlers:
         for group_id in dict.fromkeys(request.groups_names):
             await pace.step()
             attempts.append((group_id, *self._service.delete_group(group_id)))
-        results = []
+        results, until_s = [], trio.current_time() + WRITE_LIMIT_S
         for group_id, error, ticket in attempts:
             await pace.step()
-            settled = await self._settled(ticket)
+            settled = await self._settled(ticket, until_s)
             results.append({"group_id": group_id, "error_code": error or settled})
         return await respond(request, {"results": results})
 
@@ -398,14 +399,14 @@ class GroupHandlers:
         ]
         return await respond(request, {"error_code": ErrorCode.none, "groups": groups})
 
-    async def _settled(self, ticket: Ticket[None]) -> ErrorCode:
-        with trio.move_on_after(WRITE_LIMIT_S):
-            try:
-                await self._wait(ticket)
-            except StorageFailed:
-                return ErrorCode.coordinator_not_available
-            return ErrorCode.none
-        return ErrorCode.coordinator_not_available
+    async def _settled(self, ticket: Ticket[None], until_s: float | None = None) -> ErrorCode:
+        """What is answered when a ticket has settled, or at a time of the event loop; None: WRITE_LIMIT_S from now."""
+        if not ticket.done:
+            with trio.move_on_at(trio.current_time() + WRITE_LIMIT_S if until_s is None else until_s):
+                with suppress(StorageFailed):
+                    await self._wait(ticket)
+        is_written = ticket.done and ticket.error is None
+        return ErrorCode.none if is_written else ErrorCode.coordinator_not_available
 
 
 async def _named(topics: Sequence[Any], answers: dict[str, Mapping[str, Any]], pace: Pace) -> Iterable[TopicPartition]:
