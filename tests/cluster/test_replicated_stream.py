@@ -194,6 +194,37 @@ async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_
     assert owner.values[9:] == [b"3", b"3", b"5", b"4"]
 
 
+async def test_refused_producers_are_forgotten_with_age() -> None:
+    """Those who come no more: when another batch comes, when the stream is looked after, and with the ownership."""
+    front, owner = await led(max_in_flight=1)
+    window = front.stream._window
+
+    def refuse(*producers: int) -> None:
+        front.stream.short(2)
+        for producer_id in producers:
+            with pytest.raises(NotEnoughReplicas):
+                front.append(b"x", producer_id=producer_id, sequence=0)
+        front.stream.enough()
+
+    refuse(1, 2)
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(3)
+    assert window.first_refused == 3
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(4)
+    assert window.first_refused == 2
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    front.append(b"x")
+    assert window.first_refused == 1
+    front.clock.advance(round(1000 * FIRST_S))
+    front.stream.roll_if_old()
+    assert window.first_refused == 0
+    refuse(5)
+    front.stream.deposed(7)
+    assert window.first_refused == 0
+    assert len(owner.window) == 1
+
+
 async def test_refusals_end_whatever_clients_send() -> None:
     """Batches that are refused because another one was do not prolong that."""
     front, owner = await led(max_in_flight=1)
@@ -321,6 +352,35 @@ async def test_a_stream_with_too_few_members_answers_its_producers() -> None:
     front.append(b"2", producer_id=1, sequence=2)
     owner.ack()
     assert owner.values == [b"0", b"1", b"2"]
+
+
+async def test_a_stream_of_the_cluster_s_own_says_that_it_lacks_members() -> None:
+    """Its batches wait, and are not answered early; who appends them asks before. So it says where a takeover waits,
+    and not while the metadata store is away: then another host may lead it.
+    """
+    front, owner = await led()
+    front.stream.is_internal = True
+    batches = [encode_batch([Record(0, 0, None, b"%d" % number)]) for number in range(2)]
+    tickets, told = [front.stream.append_own(batches[0], now_ms=0)], []
+    front.stream.short(2)
+    tickets.append(front.stream.append_own(batches[1], now_ms=0))
+    assert [ticket.done for ticket in tickets] == [False, False]
+    for is_away in (False, True):
+        front.is_store_away = is_away
+        told.append(front.stream.lacks_members)
+    front.is_store_away = False
+    front.stream.enough()
+    owner.ack(2)
+    assert [*told, front.stream.lacks_members] == [True, False, False]
+    assert [ticket.result().base_offset for ticket in tickets] == [0, 1]
+    other = Front(owner)
+    other.stream.is_internal = True
+    owner.own_for_readers(other.stream)
+    waiting = other.stream.lacks_members, other.stream.is_leader, other.stream.is_readable
+    owner.own(other.stream)
+    await other.tasks.run()
+    leading = other.stream.lacks_members, other.stream.is_leader
+    assert (waiting, leading) == ((True, False, False), (False, True))
 
 
 async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() -> None:

@@ -424,6 +424,7 @@ class ReplicatedStream(TieredBounds):
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
+        self._window.forget()
         self._early.end()
         self._wake()
 
@@ -432,15 +433,18 @@ class ReplicatedStream(TieredBounds):
 
     def short(self, needed: int) -> None:
         """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
-        if self.is_internal:
-            return
         self._too_few = f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
-        if not self._services.is_store_away():
+        if not (self.is_internal or self._services.is_store_away()):
             answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
 
     def enough(self) -> None:
         """See StreamObserver."""
         self._too_few = ""
+
+    @property
+    def lacks_members(self) -> bool:
+        """Whether the owner has said so, and may lead still: what is appended now waits until a host is back."""
+        return bool(self._too_few) and not self._services.is_store_away()
 
     def crowded(self) -> None:
         """A member's disk has no room: see StreamObserver."""
@@ -585,8 +589,9 @@ class ReplicatedStream(TieredBounds):
 
     def roll_if_old(self) -> None:
         """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
-        trimmed. Raises NotLeader.
+        trimmed; and forget refused batches that come no more. Raises NotLeader.
         """
+        self._window.tidy()
         config, owners = self.config, self._services.owners
         acked = owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
