@@ -12,15 +12,19 @@ Invariants:
   the stream does not know. A known producer's batch in the wrong place is OutOfOrderSequence.
 * Nobody is told apart: all clients of the stream wait that long, whoever's batch was refused.
 * A producer who has an id, and whom the stream does not know, is told apart: behind its first batch that was refused no
-  other one is taken for FIRST_S, unless that one comes again before. So nothing overtakes a batch that was refused at
-  the end of the window, or whose client hears of it late, behind answers of other streams. MAX_FIRST such batches are
-  known, the newest; those that are not waited for any more go when another batch comes, or the stream is looked after.
+  other one is taken for FIRST_S, unless that one comes again before. That holds for a refusal because this host does
+  not lead the stream, too: it may lead it when the next batch comes, and knows then whom the log knows. So nothing
+  overtakes a batch that was refused at the end of the window, or whose client hears of it late, behind answers of other
+  streams. MAX_FIRST such batches are known, the newest; those that are not waited for any more go when another
+  batch comes, or the stream is looked after.
 """
 
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
-from logstore.format.batch import BatchHeader
+from logstore.errors import CorruptBatch, UnsupportedBatchFormat
+from logstore.format.batch import BatchHeader, parse_header
 from logstore.log.stream_state import AppendTicket
 
 ON_THE_WAY_S: Final = 0.05
@@ -73,6 +77,11 @@ class RefusalWindow:
             del self._first[next(iter(self._first))]
         self._first[header.producer_id] = _FirstRefused(header.producer_epoch, header.base_sequence, now_s + FIRST_S)
 
+    def refused_elsewhere(self, records: bytearray | memoryview) -> None:
+        """A batch was refused, unchecked, because this host does not lead the stream, or not yet."""
+        with suppress(CorruptBatch, UnsupportedBatchFormat):
+            self.refused(parse_header(records))
+
     def taken(self, header: BatchHeader) -> None:
         """Such a batch was taken: its producer is known from now on."""
         self._first.pop(header.producer_id, None)
@@ -80,10 +89,6 @@ class RefusalWindow:
     def tidy(self) -> None:
         """Forget what is not waited for any more."""
         self._forget_old(self._clock.monotonic_s())
-
-    def forget(self) -> None:
-        """Another host owns the stream, and takes batches in the order in which they come there."""
-        self._first.clear()
 
     @property
     def first_refused(self) -> int:
