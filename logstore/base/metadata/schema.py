@@ -179,6 +179,7 @@ _OBJECTS: Final = {
             "partitions": Field(Integer(1, MAX_PARTITIONS), "number of streams"),
             "replicas": Field(Integer(1, MAX_REPLICAS), "of each chunk"),
             "settings": Field(MapOf(String()), "topic settings that were set"),
+            "hosts": Field(Integer(0, MAX_REPLICAS), "that the cluster has had, if fewer than replicas; 0: enough", 0),
         },
     ),
 }
@@ -280,6 +281,8 @@ class StoredTopic:
     partitions: int
     replicas: int
     settings: Mapping[str, str]
+    hosts: int = 0
+    """How many hosts the cluster has had since the topic was made, if these are fewer than its replicas; 0: enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
