@@ -103,7 +103,7 @@ class ClientCheck:
         if not self.knows(request.headers):
             raise ApiError(
                 UNAUTHORIZED,
-                "this coordinator wants its token: Authorization: Bearer TOKEN",
+                "the token is missing or wrong: this coordinator wants Authorization: Bearer TOKEN, commands --token-file FILE",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
