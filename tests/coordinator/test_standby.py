@@ -21,17 +21,17 @@ from logstore.base.metadata.interface import Committed, Delete, MetadataStore, P
 from logstore.base.metadata.state import Update
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.coordinator.front_settings import FrontSettings, Security
 from scheduler.coordinator.log_events import COORDINATOR_CANNOT_LEAD
 from scheduler.coordinator.metadata.cluster import LIMIT_BYTES, ClusterMetadata
-from scheduler.coordinator.running import Security, ServeSettings, make_planner
 from scheduler.coordinator.service import (
     FULL_REMEMBER_MS,
     NEARLY_FULL_BYTES,
-    CoordinatorEnvironment,
     CoordinatorSettings,
 )
 from scheduler.coordinator.standby import candidate
 from scheduler.coordinator.standby.candidate import CANNOT_LEAD_S
+from scheduler.coordinator.standby.interface import StandbyEnvironment, StandbyPlanning
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy
 from scheduler.peace.online import Settings
 from scheduler.topology import Topology, racks
@@ -74,16 +74,16 @@ class HostLife:
         self._store = store
         self._lease: HeldLease | None = None
         number = ord(name) - ord("a")
-        environment = CoordinatorEnvironment(
+        environment = StandbyEnvironment(
             world.networks.get(name, NETWORK),
-            make_planner("paper", world.networks.get(name, NETWORK)),
             VirtualClock(number * 7_000),
             Random(number),
             self.reports,
         )
         self.standing = StandingBy(
             environment,
-            ServeSettings(Address("127.0.0.1", 0), world.settings, security=world.security),
+            FrontSettings(Address("127.0.0.1", 0), security=world.security),
+            StandbyPlanning("paper", world.settings),
             off_load=at_once,
         )
         self.url = f"http://{name}:9880"
@@ -271,7 +271,7 @@ def test_a_new_network_is_the_next_leaders_too() -> None:
         view = await world.ask("POST", "/v1/requests", submission("one"))
         wider = racks([4, 5], 4)
         for life in world.hosts.values():
-            await life.standing.change_network(wider, make_planner("paper", wider))
+            await life.standing.change_network(wider)
         for _ in range(2):
             assert len((await world.ask("GET", "/v1/topology"))["servers"]) == 9
             assert (await world.ask("GET", "/v1/requests/one"))["go"] == view["go"]
