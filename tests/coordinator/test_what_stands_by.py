@@ -52,7 +52,7 @@ class Store:
 
 
 class Member:
-    coordinator_entry = schema.StoredCoordinator(host="a", start="s1")
+    name, start = "a", "s1"
     lease_id = 0
 
 

@@ -29,9 +29,10 @@ from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
 from scheduler.coordinator.network_file import NetworkFile, NetworkOutcome
 from scheduler.coordinator.planners import COMPILED, planner_name
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
-from scheduler.coordinator.standby.former_database import take_database
+from scheduler.coordinator.standby.former_database import take_database, warn_of_database
 from scheduler.coordinator.standby.front import Front
 from scheduler.coordinator.standby.interface import StandbyEnvironment, StandbyPlanning
+from scheduler.coordinator.standby.networks import ComparedNetworks
 from scheduler.topology import Topology
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from scheduler.peace.plan import Planner
 
 LEADING_ROOM: Final = "scheduler.coordinator.standby.leading"
+DATABASE_LOOK_S: Final = 1.0
+"""Between two looks at who leads, until somebody does."""
 
 
 class ClusterSide(NamedTuple):
@@ -102,10 +105,26 @@ class StandingBy:
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
         self._former = cluster.former
-        self._candidate = self.front.candidate = Candidate(
-            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report, self._off_load
+        report = self.environment.report
+        candidate = self._candidate = self.front.candidate = Candidate(
+            cluster.member, cluster.store, url, self._prepare, self._lead, report, self._off_load
         )
-        await self._candidate.run()
+        networks = ComparedNetworks(candidate, cluster.store, lambda: self.environment.topology, report)
+        self.front.networks = networks
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(networks.run)
+            nursery.start_soon(self._look_for_database, candidate)
+            await candidate.run()
+
+    async def _look_for_database(self, candidate: Candidate) -> None:
+        """Say of a former database that it is not taken, where another host leads."""
+        while self._former is not None and not candidate.leads:
+            followed = candidate.followed
+            if followed is not None:
+                if await trio.to_thread.run_sync(self._former.exists):
+                    warn_of_database(self._former, f"host {followed.host} leads", self.environment.report)
+                return
+            await trio.sleep(DATABASE_LOOK_S)
 
     async def _prepare(self) -> None:
         """Have the planner's code compiled, by a process of its own if it can be kept on disk."""
