@@ -15,8 +15,8 @@ Invariants:
   other one is taken for FIRST_S, unless that one comes again before. That holds for a refusal because this host does
   not lead the stream, too: it may lead it when the next batch comes, and knows then whom the log knows. So nothing
   overtakes a batch that was refused at the end of the window, or whose client hears of it late, behind answers of other
-  streams. MAX_FIRST such batches are known, the newest; those that are not waited for any more go when another
-  batch comes, or the stream is looked after.
+  streams. MAX_FIRST such batches are known, the newest; those that are not waited for any more go when another batch
+  comes, or the stream is looked after.
 """
 
 from contextlib import suppress
