@@ -37,7 +37,7 @@ from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import MAX_BATCH_BYTES, SubmittedBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
@@ -63,6 +63,8 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.replica.registrations import UNKNOWN_TIME, StreamRegistration
 
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches without an offset: twice what an owner has in flight, so a rolled chunk is filled at once."""
 CROWDED_S: Final = 1.0
@@ -422,7 +424,6 @@ class ReplicatedStream(TieredBounds):
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
-        self._window.forget()
         self._early.end()
         self._wake()
 
@@ -590,11 +591,10 @@ class ReplicatedStream(TieredBounds):
         trimmed; and forget refused batches that come no more. Raises NotLeader.
         """
         self._window.tidy()
-        config, owners = self.config, self._services.owners
-        acked = owners.acked(self.stream)
+        config, acked = self.config, self._services.owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
             return
         oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
         is_old = self._services.retention.now_ms() - self._opened_ms > oldest_ms
         if is_old or self.log_start_offset >= acked.next_offset:
-            owners.roll(self.stream)
+            self._services.owners.roll(self.stream)
