@@ -18,11 +18,11 @@ from logstore.base.metadata.held_lease import HeldLease
 from logstore.base.metadata.interface import MetadataStore
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
-from scheduler.coordinator.running import Security, ServeSettings, make_planner
+from scheduler.coordinator.front_settings import FrontSettings, Security
 from scheduler.coordinator.service import (
-    CoordinatorEnvironment,
     CoordinatorSettings,
 )
+from scheduler.coordinator.standby.interface import StandbyEnvironment, StandbyPlanning
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy
 from scheduler.peace.online import Settings
 from scheduler.topology import Topology, racks
@@ -66,16 +66,16 @@ class HostLife:
         self._store = store
         self._lease: HeldLease | None = None
         number = ord(name) - ord("a")
-        environment = CoordinatorEnvironment(
+        environment = StandbyEnvironment(
             world.networks.get(name, NETWORK),
-            make_planner("paper", world.networks.get(name, NETWORK)),
             VirtualClock(number * 7_000),
             Random(number),
             self.reports,
         )
         self.standing = StandingBy(
             environment,
-            ServeSettings(Address("127.0.0.1", 0), world.settings, security=world.security),
+            FrontSettings(Address("127.0.0.1", 0), security=world.security),
+            StandbyPlanning("paper", world.settings),
             off_load=at_once,
         )
         self.url = f"http://{name}:9880"

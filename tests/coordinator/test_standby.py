@@ -13,11 +13,11 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Delete, Put, Transaction
 from logstore.base.metadata.state import Update
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.coordinator.front_settings import Security
 from scheduler.coordinator.log_events import (
     COORDINATOR_CANNOT_LEAD,
 )
 from scheduler.coordinator.metadata.cluster import LIMIT_BYTES, ClusterMetadata
-from scheduler.coordinator.running import Security, make_planner
 from scheduler.coordinator.service import (
     FULL_REMEMBER_MS,
     NEARLY_FULL_BYTES,
@@ -91,7 +91,7 @@ def test_a_new_network_is_the_next_leaders_too() -> None:
         view = await world.ask("POST", "/v1/requests", submission("one"))
         wider = racks([4, 5], 4)
         for life in world.hosts.values():
-            await life.standing.change_network(wider, make_planner("paper", wider))
+            await life.standing.change_network(wider)
         for _ in range(2):
             assert len((await world.ask("GET", "/v1/topology"))["servers"]) == 9
             assert (await world.ask("GET", "/v1/requests/one"))["go"] == view["go"]
