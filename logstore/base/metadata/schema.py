@@ -11,6 +11,7 @@
 | `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
+| `copies/slots` | `StoredCoordinator`: the same host, if it gives slots for copies | the same |
 | `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
@@ -78,6 +79,7 @@ TOPICS: Final = "topics/"
 LEAVING: Final = "leaving/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
+COPY_SLOTS_KEY: Final = "copies/slots"
 LEADER_KEY: Final = "coordinator/leader"
 PLAN_HEAD_KEY: Final = "coordinator/head"
 COORDINATOR_STATE: Final = "coordinator/state/"
@@ -464,13 +466,17 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
 
 
 def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
-    """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision."""
-    return Transaction((Condition(LEADER_KEY, revision),), (Put(LEADER_KEY, encode(leader), lease_id),))
+    """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision. Hosts
+    that copy chunks ask it for slots: an earlier version, which gives none, puts no entry that says so.
+    """
+    gives = StoredCoordinator(host=leader.host, start=leader.start)
+    puts = (Put(LEADER_KEY, encode(leader), lease_id), Put(COPY_SLOTS_KEY, encode(gives), lease_id))
+    return Transaction((Condition(LEADER_KEY, revision),), puts)
 
 
 def lead_no_more(revision: int) -> Transaction:
     """Let another coordinator lead, if the entry of who does has this revision."""
-    return Transaction((Condition(LEADER_KEY, revision),), (Delete(LEADER_KEY),))
+    return Transaction((Condition(LEADER_KEY, revision),), (Delete(LEADER_KEY), Delete(COPY_SLOTS_KEY)))
 
 
 def create_topic(name: str, topic: StoredTopic) -> Transaction:

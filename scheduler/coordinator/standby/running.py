@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.addresses import Address
+from logstore.base.copy_slots import SlotDesk
 from logstore.base.http.server import HttpServer
 from logstore.base.metadata.interface import MetadataStore
 from scheduler.coordinator.dispatch import Dispatch, may_wait
@@ -31,6 +32,7 @@ from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
 from scheduler.coordinator.standby.former_database import take_database
 from scheduler.coordinator.standby.front import Front
+from scheduler.coordinator.standby.slot_answers import SlotAnswers
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.online.records import EventOutcome
 from scheduler.peace.plan import Planner
@@ -42,13 +44,14 @@ MAX_REMEMBERED: Final = 1_000
 
 class ClusterSide(NamedTuple):
     """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens.
-    `former`: the database of a coordinator that was alone here, if there is one.
+    `former`: the database of a coordinator that was alone here, if there is one. `slots`: where hosts ask for copies.
     """
 
     member: CandidateHost
     store: MetadataStore
     advertised: Address | None = None
     former: Path | None = None
+    slots: SlotDesk | None = None
 
 
 class StandingBy:
@@ -74,6 +77,7 @@ class StandingBy:
         self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
         self._former: Path | None = None
+        self._slots: SlotDesk | None = None
         self._server = HttpServer(
             settings.http,
             self.front,
@@ -100,7 +104,7 @@ class StandingBy:
 
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
-        self._former = cluster.former
+        self._former, self._slots = cluster.former, cluster.slots
         self._candidate = self.front.candidate = Candidate(
             cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report, self._off_load
         )
@@ -130,9 +134,21 @@ class StandingBy:
                 self.front.dispatch = Dispatch(
                     handlers.operations(), self.environment.report, self._clients, self.front.answered
                 )
+                self._serve_slots(coordinator)
                 task_status.started(_Leading(coordinator))
         finally:
             self.front.dispatch = self._coordinator = None
+            self._serve_slots(None)
+
+    def _serve_slots(self, coordinator: Coordinator | None) -> None:
+        """Have hosts that copy chunks ask a coordinator that leads, or nobody."""
+        desk, candidate = self._slots, self._candidate
+        if desk is None or candidate is None:
+            return
+        if coordinator is None:
+            desk.serve_by(None)
+        else:
+            desk.serve_by(SlotAnswers(coordinator, lambda: candidate.leads, lambda: desk.sure_ms))
 
     async def _restored(self, metadata: ClusterMetadata, stored: Mapping[str, str]) -> Coordinator:
         """A coordinator that goes on with these entries, and has stored nothing yet. Raises StartError."""
@@ -186,6 +202,7 @@ class _Leading:
     async def finish(self) -> None:
         """See LeadingCoordinator."""
         self._coordinator.stop()
+        await trio.sleep(self._coordinator.copy_slots.left_ms / 1000)  # whoever leads next knows of no slot
         with suppress(StoreError):
             await self._coordinator.journal.durable()
 
