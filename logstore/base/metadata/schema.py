@@ -11,7 +11,7 @@
 | `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
-| `copies/slots` | `StoredCoordinator`: the same host, if it gives slots for copies | the same |
+| `copies/slots` | `StoredCoordinator`: the host that led last, if it gives slots for copies | until another one leads |
 | `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
@@ -467,16 +467,17 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
 
 def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision. Hosts
-    that copy chunks ask it for slots: an earlier version, which gives none, puts no entry that says so.
+    that copy chunks ask it for slots: an earlier version, which gives none, puts no entry that says so. That entry
+    stays when the host has gone: who reads it knows that another one may lead in a moment.
     """
     gives = StoredCoordinator(host=leader.host, start=leader.start)
-    puts = (Put(LEADER_KEY, encode(leader), lease_id), Put(COPY_SLOTS_KEY, encode(gives), lease_id))
+    puts = (Put(LEADER_KEY, encode(leader), lease_id), Put(COPY_SLOTS_KEY, encode(gives)))
     return Transaction((Condition(LEADER_KEY, revision),), puts)
 
 
 def lead_no_more(revision: int) -> Transaction:
     """Let another coordinator lead, if the entry of who does has this revision."""
-    return Transaction((Condition(LEADER_KEY, revision),), (Delete(LEADER_KEY), Delete(COPY_SLOTS_KEY)))
+    return Transaction((Condition(LEADER_KEY, revision),), (Delete(LEADER_KEY),))
 
 
 def create_topic(name: str, topic: StoredTopic) -> Transaction:

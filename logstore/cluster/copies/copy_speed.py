@@ -4,8 +4,8 @@
 |---|---|
 | nobody has ever asked for slots here | as fast as appends let them |
 | a coordinator gives slots | from hosts with a slot, or that it does not plan, the same; else at the least rate |
-| nobody leads that gives slots, for AWAY_S since one has answered | as fast as appends let them |
-| a coordinator gives no answer | at the least rate, for AWAY_S; then as fast as appends let them, until it answers |
+| no coordinator has ever led that gives slots | as fast as appends let them |
+| the one that led last gives no answer | at the least rate, for AWAY_S; then as fast as appends let them |
 
 Invariants: a slot ends SHARE of its time after it was asked for; at the coordinator, which counts from when it answers,
 it has not ended by then, however slow the answer was and though clocks differ. No clock, no I/O.
@@ -36,8 +36,10 @@ class CopySpeed:
         self._ends_s: dict[str, float] = {}
         self._unplanned: frozenset[str] = frozenset()
         self._wanted_s: dict[str, float] = {}
-        self._answered_s = self._unanswered_s = self._unanswered_last_s = float("-inf")
-        """When somebody answered last; since when nobody does, and when that was found last."""
+        self._unanswered_s = self._unanswered_last_s = float("-inf")
+        """Since when nobody answers, and when that was found last."""
+        self._away = -1
+        """The revision of the leader that has not answered for AWAY_S."""
 
     # ---- what pieces ask
 
@@ -77,22 +79,21 @@ class CopySpeed:
 
     def answered(self, answer: SlotAnswer, wanted: Collection[str], asked_s: float) -> None:
         """A coordinator answers what was asked for at a time."""
-        self._is_limited, self._answered_s, self._unanswered_last_s = True, asked_s, float("-inf")
+        self._is_limited, self._away, self._unanswered_last_s = True, -1, float("-inf")
         self._unplanned = frozenset(answer.unplanned)
         self._ends_s = {
             source: asked_s + SHARE * left_ms / 1000 for source, left_ms in answer.slots.items() if source in wanted
         }
 
-    def nobody_leads(self, now_s: float) -> None:
-        """Nobody gives slots; if somebody did a moment ago, another one will."""
-        if now_s - self._answered_s < AWAY_S:
-            self.unanswered(now_s)
-        else:
-            self._is_limited = False
+    def nobody_gives(self) -> None:
+        """Nobody has ever given slots."""
+        self._is_limited = False
 
-    def unanswered(self, now_s: float) -> None:
-        """Whoever gives slots has not answered; slots that it gave last."""
+    def unanswered(self, leader: int, now_s: float) -> None:
+        """Whoever gives slots has not answered; slots that it gave last. `leader`: the revision of its entry."""
         if now_s - self._unanswered_last_s > FORGOTTEN_S:
             self._unanswered_s = now_s
         self._unanswered_last_s = now_s
-        self._is_limited = now_s - self._unanswered_s < AWAY_S
+        if now_s - self._unanswered_s >= AWAY_S:
+            self._away = leader
+        self._is_limited = leader != self._away

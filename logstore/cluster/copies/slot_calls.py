@@ -5,7 +5,7 @@ Invariants:
   nothing is read from the metadata store.
 * One call is under way at a time, so an answer is of the newest call, or is not read.
 * Who gives slots is read from the metadata store when it is not known, or has not answered; every NOBODY_S while nobody
-  does. It is never asked of a host that does not say that it knows the call.
+  ever has. No host is asked that has not said there that it knows the call.
 * A host answers for its coordinator alone, and as long as its lease surely lasts.
 """
 
@@ -66,6 +66,8 @@ class SlotRequests:
         self._calls = calls
         self._found = ""
         """Who gives slots, as far as this host knows."""
+        self._revision = 0
+        """Of the entry that says so, as it was read last."""
         self._number = 0
         self._speed = host.copies.flow.speed
         self._speed.begin()
@@ -89,20 +91,21 @@ class SlotRequests:
 
     async def _ask(self) -> float:
         """One call; returns for how long to wait before the next one."""
-        now_s, speed = trio.current_time(), self._speed
-        try:
-            self._found = self._found or await self._find()
-            if not self._found:
-                speed.nobody_leads(now_s)
-                self._host.copies.look_again()
-                return NOBODY_S
-            wanted = self._wanted()
-            answer = await self._call(wanted)
-        except (HostUnreachable, MetadataError, CairnError):
-            answer = None
+        now_s, speed, wanted = trio.current_time(), self._speed, self._wanted()
+        answer: SlotAnswer | None = None
+        with trio.move_on_after(CALL_S):
+            try:
+                self._found = self._found or await self._find()
+                if not self._found:
+                    speed.nobody_gives()
+                    self._host.copies.look_again()
+                    return NOBODY_S
+                answer = await self._call(wanted)
+            except (HostUnreachable, MetadataError, CairnError):
+                pass
         if answer is None:
             self._found = ""
-            speed.unanswered(trio.current_time())
+            speed.unanswered(self._revision, trio.current_time())
             return RETRY_S
         speed.answered(answer, wanted, now_s)
         self._host.copies.look_again()
@@ -117,16 +120,15 @@ class SlotRequests:
         own, needy = self._host.coordinator_entry, self._host.copy_tokens.last_copies()
         held = self._speed.held(trio.current_time())
         ask = SlotAsk(own.host, own.start, self._number, wanted, held, list(needy)[:MAX_NEEDY], {})
-        with trio.move_on_after(CALL_S):
-            payload = encode_fields(slot_fields.ask_fields(ask))
-            return slot_fields.read_answer(fields_of(await self._calls.call(self._found, ASK_SLOTS, [payload])))
-        return None
+        payload = encode_fields(slot_fields.ask_fields(ask))
+        return slot_fields.read_answer(fields_of(await self._calls.call(self._found, ASK_SLOTS, [payload])))
 
     async def _find(self) -> str:
         """Who gives slots; "": nobody. Raises MetadataError, HostUnreachable if it does not live."""
         entry = (await self._store.get(schema.COPY_SLOTS_KEY)).entry
         if entry is None:
             return ""
+        self._revision = entry.revision
         known = schema.decode(schema.StoredCoordinator, entry)
         member = self._host.live.get(known.host)
         if member is None or member.start != known.start:
