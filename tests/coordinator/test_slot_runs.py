@@ -14,15 +14,16 @@ import trio
 
 from logstore.base.copy_slots import SLOT_MS
 from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Condition, Delete, Put, Transaction
 from logstore.cluster.copies import slot_fields
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.copies.copy_speed import AWAY_S
-from logstore.cluster.copies.slot_calls import SlotCounter, SlotRequests
+from logstore.cluster.copies.slot_calls import NOBODY_S, SlotCounter, SlotRequests
 from logstore.cluster.streams.owner_calls import ASK_SLOTS, fields_of
 from logstore.errors import HostUnreachable
 from logstore.interfaces import Buffer
-from logstore.replica.copy_tokens import CopyTokens
-from logstore.replica.messages import Message
+from logstore.replica.copy_tokens import CopyTokens, CopyWish
+from logstore.replica.messages import Message, ReadEntries
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.coordinator.copy_slots import UNTOLD_MS
 from scheduler.coordinator.service import CoordinatorSettings
@@ -141,7 +142,7 @@ class CopyingHost(HostLife):
     async def _copy(self) -> None:
         while True:
             for source in self.sources:
-                self.copies.flow.speed.want(source, trio.current_time())
+                self.copies.ask(source, ReadEntries("t/0", "d", ord(source), 0, 1 << 20, for_copy=True))
             await trio.sleep(0.1)
 
     @property
@@ -311,7 +312,12 @@ def test_without_checkpoints_copies_are_nearly_always_fast() -> None:
     in_a_slot_world(test, narrow())
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+QUICK = (0, 1, 7)
+
+
+@pytest.mark.parametrize(
+    "seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60) if seed not in QUICK)]
+)
 def test_nothing_is_given_twice_whatever_happens_to_coordinators(seed: int) -> None:
     """Coordinators are killed, cut off from the metadata store and from hosts, started again within their lease, and
     resign; calls are lost and late. As long as the hosts hear of a coordinator within AWAY_S, no disk and no link has
@@ -361,3 +367,158 @@ def test_nothing_is_given_twice_whatever_happens_to_coordinators(seed: int) -> N
         assert len(world.waits_s) == 100
 
     in_a_slot_world(test, topology, seed, faults=MetadataFaults(max_delay_s=0.05, lost_answers=0.02))
+
+
+async def until_slot(world: SlotWorld, target: str) -> None:
+    """Wait until copies to a host have a slot that has just begun."""
+    speed = world.hosts[target].copies.flow.speed
+    while (speed.next_end_s(trio.current_time()) or 0.0) < trio.current_time() + 1.0:  # noqa: ASYNC110 - time alone
+        await trio.sleep(LOOK_S)
+
+
+@pytest.mark.parametrize("harm", ["resign", "cut off", "again"])
+def test_who_leads_next_gives_nothing_that_a_slot_holds(harm: str) -> None:
+    """A leader with slots resigns; or is cut off from the metadata store, and gives slots as long as it may; or starts
+    again within its lease: chunks that the next one lets begin use no disk that a copy is still fast on.
+    """
+    topology = narrow()
+
+    async def test(world: SlotWorld) -> None:
+        first = await world.leader()
+        source, target = (name for name in MEMBERS if name != first)
+        world.copy(source + target)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.watch, topology)
+            for number, writer in enumerate("abcd"):
+                nursery.start_soon(world.checkpoints, writer, 99, Random(number))
+            for _ in range(4):
+                await until_slot(world, target)
+                leader = await world.leader()
+                if harm == "cut off":
+                    world.service.cut_off(leader)
+                    await trio.sleep(LEASE_S + 3)
+                    world.service.heal(leader)
+                elif harm == "again":
+                    world.kill(leader)
+                    world.start(leader)
+                    world.copy(source + target)
+                else:
+                    await world.hosts[leader].standing.resign()
+                    assert await world.leader() != leader
+                    world.kill(leader)
+                    world.start(leader)
+                    world.copy(source + target)
+            nursery.cancel_scope.cancel()
+
+    in_a_slot_world(test, topology)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_where_one_copy_is_left_a_slot_goes_before_checkpoints(is_last: bool) -> None:
+    """With eight checkpoints that wait, a slot waits for the chunk under way alone, or for all of them."""
+
+    async def test(world: SlotWorld) -> None:
+        await world.leader()
+        for number in range(9):
+            body = {"name": f"r{number}", "writer": "d", "chunks": 1, "replicas": 1, "placement": ["same-rack:0"]}
+            await world.ask("POST", "/v1/requests", body)
+        if is_last:
+            world.hosts["b"].copy_tokens.follow_plan(is_planned=False)
+            wish = CopyWish(1, "c", ("a",), live=1)
+            assert world.hosts["b"].copy_tokens.take("t/0", wish) is not None
+            await trio.sleep(2)
+        world.copy("ac")
+        await trio.sleep(2)
+        for number in range(9):
+            assert world.hosts["c"].fast() == (["a"] if is_last and number else [])
+            assert (await world.ask("GET", f"/v1/requests/r{number}"))["go"] or is_last
+            await world.ask("POST", f"/v1/requests/r{number}/chunks/0/done", {"attempt": 1})
+            await trio.sleep(0.5)
+            if is_last:
+                assert world.hosts["c"].fast() == ["a"]
+                return
+        assert world.hosts["c"].fast() == ["a"]
+
+    in_a_slot_world(test, narrow())
+
+
+def test_hosts_that_are_not_in_the_network_copy_as_before() -> None:
+    """Copies from and to them are as fast as appends let them, and hold nothing of the plan."""
+    servers = [Server(name, "rack", 1, 1, 1, address=f"{name}.example:50010") for name in ("a", "x", "y")]
+
+    async def test(world: SlotWorld) -> None:
+        world.links["c"] = "y.example:9101"
+        leader = await world.leader()
+        world.copy("ab", "ba", "ac")
+        await trio.sleep(2)
+        assert world.hosts["b"].fast() == ["a"]
+        assert world.hosts["a"].fast() == ["b"]
+        status = await world.ask("GET", "/v1/status")
+        assert [one["request"] for one in status["queue"]] == ["copies from a to y"]
+        assert world.network.asked[leader] > 0
+        assert "cairn_coordinator_copy_slots" in (await world.at(leader, "GET", "/metrics")).body.decode()
+
+    in_a_slot_world(test, Topology(servers))
+
+
+@pytest.mark.parametrize("had_slots", [True, False])
+def test_a_leader_of_an_earlier_version_is_not_asked(had_slots: bool) -> None:
+    """Where such a one leads, copies go as before: at once, or AWAY_S after the one that gave slots has gone."""
+
+    async def test(world: SlotWorld) -> None:
+        store = world.service.store("x")
+        if had_slots:
+            await world.leader()
+            for name in "abc":
+                world.kill(name)
+            await trio.sleep(LEASE_S + 1)
+        lease = await store.grant_lease(600)
+        entry = schema.StoredLeader(host="old", start="s", url="http://old:1")
+        await store.commit(
+            Transaction(
+                (Condition(schema.LEADER_KEY, 0),), (Put(schema.LEADER_KEY, schema.encode(entry), lease.lease_id),)
+            )
+        )
+        world.start("a", "b")
+        world.network.asked.clear()
+        world.copy("ab")
+        await trio.sleep(1)
+        assert world.hosts["b"].fast() == ([] if had_slots else ["a"])
+        await trio.sleep(AWAY_S + 1)
+        assert world.hosts["b"].fast() == ["a"]
+        assert not world.network.asked
+        await store.commit(Transaction((), (Delete(schema.LEADER_KEY),)))
+        await world.leader()
+        await trio.sleep(NOBODY_S + 1)
+        assert sum(world.network.asked.values()) > 0
+
+    in_a_slot_world(test, narrow(), hosts="abc" if had_slots else "")
+
+
+@pytest.mark.parametrize("harm", ["network", "store"])
+def test_without_a_coordinator_copies_go_on(harm: str) -> None:
+    """The leader is behind a partition, or can store nothing: the least rate for AWAY_S, then as before; with its next
+    answer by slots again.
+    """
+
+    async def test(world: SlotWorld) -> None:
+        leader = await world.leader()
+        source, target = (name for name in MEMBERS if name != leader)
+        world.copy(source + target)
+        await until_slot(world, target)
+        if harm == "network":
+            world.network.cut.add(leader)
+        else:
+            world.service.stop()
+        await trio.sleep(LEASE_S + SLOT_MS / 1000)  # as long as a slot lasts that was given while the lease did
+        assert world.hosts[target].fast() == []
+        await trio.sleep(AWAY_S - LEASE_S - SLOT_MS / 1000 - 0.1)
+        assert world.hosts[target].fast() == []
+        await trio.sleep(LEASE_S + SLOT_MS / 1000 + 1)
+        assert world.hosts[target].fast() == [source]
+        assert world.hosts[target].copies.flow.speed.held(trio.current_time()) == []
+        world.network.cut.clear()
+        world.service.start()
+        await until_slot(world, target)
+
+    in_a_slot_world(test, narrow())
