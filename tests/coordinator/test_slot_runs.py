@@ -413,6 +413,30 @@ def test_who_leads_next_gives_nothing_that_a_slot_holds(harm: str) -> None:
     in_a_slot_world(test, topology)
 
 
+@pytest.mark.parametrize("offset_s", [0.0, 0.4, 0.8])
+def test_a_leader_that_is_cut_off_gives_slots_only_for_as_long_as_nobody_else_can_lead(offset_s: float) -> None:
+    """Nothing is to be stored, so the leader does not notice; and a chunk waits for whoever leads next."""
+    topology = narrow()
+
+    async def test(world: SlotWorld) -> None:
+        leader = await world.leader()
+        source, target = (name for name in MEMBERS if name != leader)
+        world.copy(source + target)
+        await until_slot(world, target)
+        await trio.sleep(offset_s)
+        world.service.cut_off(leader)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.watch, topology)
+            while await world.leader() == leader:
+                await trio.sleep(LOOK_S)
+            for writer in "abcd":
+                nursery.start_soon(world.checkpoints, writer, 9, Random(0))
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+
+    in_a_slot_world(test, topology)
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_where_one_copy_is_left_a_slot_goes_before_checkpoints(is_last: bool) -> None:
     """With eight checkpoints that wait, a slot waits for the chunk under way alone, or for all of them."""
