@@ -413,7 +413,7 @@ def test_who_leads_next_gives_nothing_that_a_slot_holds(harm: str) -> None:
     in_a_slot_world(test, topology)
 
 
-@pytest.mark.parametrize("offset_s", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("offset_s", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 def test_a_leader_that_is_cut_off_gives_slots_only_for_as_long_as_nobody_else_can_lead(offset_s: float) -> None:
     """Nothing is to be stored, so the leader does not notice; and a chunk waits for whoever leads next."""
     topology = narrow()
@@ -427,7 +427,7 @@ def test_a_leader_that_is_cut_off_gives_slots_only_for_as_long_as_nobody_else_ca
         world.service.cut_off(leader)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.watch, topology)
-            while await world.leader() == leader:
+            while await world.leader() == leader:  # noqa: ASYNC110 - many things may change it
                 await trio.sleep(LOOK_S)
             for writer in "abcd":
                 nursery.start_soon(world.checkpoints, writer, 9, Random(0))
