@@ -184,9 +184,10 @@ class CopySlots:
     def end_over(self) -> None:
         """End slots whose time has passed, and forget what nobody asks for any more."""
         now_ms = self._now_ms()
-        for pair, slot in list(self._slots.items()):
-            is_over = now_ms >= slot.lasts_to_ms() if slot.attempt else now_ms - slot.asked_ms >= FORGET_MS
-            if is_over and pair in self._slots:
+        stale = [pair for pair, slot in self._slots.items() if not slot.attempt and now_ms - slot.asked_ms >= FORGET_MS]
+        over = [pair for pair, slot in self._slots.items() if slot.attempt and now_ms >= slot.lasts_to_ms()]
+        for pair in (*stale, *over):  # what nobody wants has no turn when others end
+            if pair in self._slots:
                 self._end(pair)
         for pair in [pair for pair, told_ms in self._needy_ms.items() if now_ms - told_ms >= FORGET_MS]:
             del self._needy_ms[pair]
