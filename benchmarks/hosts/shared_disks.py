@@ -27,14 +27,17 @@ from typing import NamedTuple
 from rich.console import Console
 
 from benchmarks.harness.meter import percentiles
+from benchmarks.harness.raw import RawConnection
 from benchmarks.harness.steady import SteadyOrders, SteadyProducer
 from benchmarks.harness.trios import NODES, CairnTrio
-from benchmarks.hosts.copies import ENOUGH, RATE_S, _fill, _wait_without
-from benchmarks.hosts.topics import HELD, HELD_PARTITIONS, STEADY, create, wait_whole
+from benchmarks.hosts.copies import ENOUGH, RATE_S, fill, wait_without
+from benchmarks.hosts.topics import HELD, IN_SYNC, STEADY, wait_whole
 from logstore.testing.ports import free_ports
 from scheduler.client import CoordinatorClient
 
 NAMES = "abc"
+PARTITIONS = 6
+"""Large chunks: with small ones the calls of copies take longer than their bytes."""
 CHUNK_BYTES = 16 << 20
 PIECE = os.urandom(1 << 20)
 RATE_BYTES_S = 20e6
@@ -108,7 +111,7 @@ class Writers:
 def lose_disk(trio: CairnTrio, side: Side, folder: Path, urls: str, chunks: int, *, appends: bool) -> dict[str, float]:
     """One loss."""
     leader = wait_whole(trio, STEADY).partitions[0].leader
-    wait_whole(trio, HELD, HELD_PARTITIONS)
+    wait_whole(trio, HELD, PARTITIONS)
     lost = next(node for node in NODES if node != leader)
     with ExitStack() as stack:
         client = stack.enter_context(CoordinatorClient(urls, patience_s=PATIENCE_S))
@@ -116,7 +119,7 @@ def lose_disk(trio: CairnTrio, side: Side, folder: Path, urls: str, chunks: int,
         producer = stack.enter_context(SteadyProducer(orders)) if appends else None
         trio.kill(lost)
         trio.wipe(lost)
-        _wait_without(trio, lost)
+        wait_without(trio, lost, PARTITIONS)
         trio.begin(lost)
         trio.wait_ready(lost)
         ready_s = time.monotonic()
@@ -184,8 +187,10 @@ def main() -> None:
         urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
         trio = CairnTrio(data, flags)
         trio.start(stack)
-        create(trio, "copies")
-        _fill(trio, given.held_mb)
+        with RawConnection(trio.ports()[0], PATIENCE_S) as connection:
+            for topic, partitions in ((STEADY, 1), (HELD, PARTITIONS)):
+                connection.create_topic(topic, partitions, IN_SYNC, replicas=len(NODES))
+        fill(trio, given.held_mb, PARTITIONS)
         for number in range(given.rounds):
             for side in SIDES if number % 2 else SIDES[::-1]:
                 follow(urls, path, side)

@@ -235,10 +235,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    tier = _start_tier(local, topics, host, age)
-    slots = SlotCounter(host, lambda: membership.lease_for_s)
-    links.calls.handle(ASK_SLOTS, slots.serve)
-    views = Views(survey, meter, access, tls, own_place, tier, metadata, slots)
+    slots = _ask_for_slots(host, metadata, links, membership, nursery)
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
@@ -279,8 +277,17 @@ def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, l
     links.calls.handle(TELL_GOES, requests.serve)
     local.nursery.start_soon(coordinator.run)
     local.nursery.start_soon(requests.run)
-    local.nursery.start_soon(SlotRequests(host, metadata, links.calls).run)
     return coordinator
+
+
+def _ask_for_slots(
+    host: ClusterHost, metadata: MetadataStore, links: HostLinks, membership: Membership, nursery: trio.Nursery
+) -> SlotCounter:
+    """Have copies to this host ask whoever leads for leave to be fast, and this host answer when it leads."""
+    slots = SlotCounter(host, lambda: membership.lease_for_s)
+    links.calls.handle(ASK_SLOTS, slots.serve)
+    nursery.start_soon(SlotRequests(host, metadata, links.calls).run)
+    return slots
 
 
 START: Final[StartCluster] = start_cluster

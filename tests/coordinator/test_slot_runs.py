@@ -176,20 +176,27 @@ class SlotWorld(World):
         """Start hosts."""
         super().start(*names)
         for name in names:
-            self.network.desks[name] = self.hosts[name].desk
+            self.network.desks[name] = self.host(name).desk
             self.network.answered_s[name] = trio.current_time()
+
+    def host(self, name: str) -> CopyingHost:
+        """A host that runs."""
+        life = self.hosts[name]
+        assert isinstance(life, CopyingHost)
+        return life
 
     def kill(self, name: str) -> None:
         """The process of a host ends at once."""
-        self.hosts[name].copying.cancel()
+        self.host(name).copying.cancel()
         super().kill(name)
         del self.network.desks[name]
 
     def copy(self, *pairs: str) -> None:
         """Copies flow from now on: "ab" from a to b."""
-        for source, target in pairs:
+        for pair in pairs:
+            source, target = tuple(pair)
             if target in self.hosts:
-                self.hosts[target].sources.add(source)
+                self.host(target).sources.add(source)
 
     async def checkpoints(self, writer: str, number: int, random: Random, most_s: float = 2.0) -> None:
         """One writer writes some chunks, one after another."""
@@ -212,7 +219,7 @@ class SlotWorld(World):
         used: Counter[str] = Counter()
         chains = [(hosts, False) for hosts in self.writing.values()]
         heard = [name for name, at_s in self.network.answered_s.items() if trio.current_time() - at_s < AWAY_S]
-        chains += [([source, name], True) for name in heard if name in self.hosts for source in self.hosts[name].fast()]
+        chains += [([source, name], True) for name in heard if name in self.hosts for source in self.host(name).fast()]
         for hosts, is_copy in chains:
             if is_copy:
                 used[f"disk {hosts[0]}"] += 1
@@ -266,8 +273,9 @@ async def slots_of(world: SlotWorld, pairs: Sequence[str], seconds: float) -> di
     had: dict[str, float] = dict.fromkeys(pairs, 0.0)
     end_s = trio.current_time() + seconds
     while trio.current_time() < end_s:
-        for source, target in pairs:
-            had[source + target] += LOOK_S * (source in world.hosts[target].fast())
+        for pair in pairs:
+            source, target = tuple(pair)
+            had[source + target] += LOOK_S * (source in world.host(target).fast())
         await trio.sleep(LOOK_S)
     return had
 
@@ -371,7 +379,7 @@ def test_nothing_is_given_twice_whatever_happens_to_coordinators(seed: int) -> N
 
 async def until_slot(world: SlotWorld, target: str) -> None:
     """Wait until copies to a host have a slot that has just begun."""
-    speed = world.hosts[target].copies.flow.speed
+    speed = world.host(target).copies.flow.speed
     while (speed.next_end_s(trio.current_time()) or 0.0) < trio.current_time() + 1.0:  # noqa: ASYNC110 - time alone
         await trio.sleep(LOOK_S)
 
@@ -447,21 +455,21 @@ def test_where_one_copy_is_left_a_slot_goes_before_checkpoints(is_last: bool) ->
             body = {"name": f"r{number}", "writer": "d", "chunks": 1, "replicas": 1, "placement": ["same-rack:0"]}
             await world.ask("POST", "/v1/requests", body)
         if is_last:
-            world.hosts["b"].copy_tokens.follow_plan(is_planned=False)
+            world.host("b").copy_tokens.follow_plan(is_planned=False)
             wish = CopyWish(1, "c", ("a",), live=1)
-            assert world.hosts["b"].copy_tokens.take("t/0", wish) is not None
+            assert world.host("b").copy_tokens.take("t/0", wish) is not None
             await trio.sleep(2)
         world.copy("ac")
         await trio.sleep(2)
         for number in range(9):
-            assert world.hosts["c"].fast() == (["a"] if is_last and number else [])
+            assert world.host("c").fast() == (["a"] if is_last and number else [])
             assert (await world.ask("GET", f"/v1/requests/r{number}"))["go"] or is_last
             await world.ask("POST", f"/v1/requests/r{number}/chunks/0/done", {"attempt": 1})
             await trio.sleep(0.5)
             if is_last:
-                assert world.hosts["c"].fast() == ["a"]
+                assert world.host("c").fast() == ["a"]
                 return
-        assert world.hosts["c"].fast() == ["a"]
+        assert world.host("c").fast() == ["a"]
 
     in_a_slot_world(test, narrow())
 
@@ -475,8 +483,8 @@ def test_hosts_that_are_not_in_the_network_copy_as_before() -> None:
         leader = await world.leader()
         world.copy("ab", "ba", "ac")
         await trio.sleep(2)
-        assert world.hosts["b"].fast() == ["a"]
-        assert world.hosts["a"].fast() == ["b"]
+        assert world.host("b").fast() == ["a"]
+        assert world.host("a").fast() == ["b"]
         status = await world.ask("GET", "/v1/status")
         assert [one["request"] for one in status["queue"]] == ["copies from a to y"]
         assert world.network.asked[leader] > 0
@@ -507,9 +515,9 @@ def test_a_leader_of_an_earlier_version_is_not_asked(had_slots: bool) -> None:
         world.network.asked.clear()
         world.copy("ab")
         await trio.sleep(1)
-        assert world.hosts["b"].fast() == ([] if had_slots else ["a"])
+        assert world.host("b").fast() == ([] if had_slots else ["a"])
         await trio.sleep(AWAY_S + 1)
-        assert world.hosts["b"].fast() == ["a"]
+        assert world.host("b").fast() == ["a"]
         assert not world.network.asked
         await store.commit(Transaction((), (Delete(schema.LEADER_KEY),)))
         await world.leader()
@@ -535,12 +543,12 @@ def test_without_a_coordinator_copies_go_on(harm: str) -> None:
         else:
             world.service.stop()
         await trio.sleep(LEASE_S + SLOT_MS / 1000)  # as long as a slot lasts that was given while the lease did
-        assert world.hosts[target].fast() == []
+        assert world.host(target).fast() == []
         await trio.sleep(AWAY_S - LEASE_S - SLOT_MS / 1000 - 0.1)
-        assert world.hosts[target].fast() == []
+        assert world.host(target).fast() == []
         await trio.sleep(LEASE_S + SLOT_MS / 1000 + 1)
-        assert world.hosts[target].fast() == [source]
-        assert world.hosts[target].copies.flow.speed.held(trio.current_time()) == []
+        assert world.host(target).fast() == [source]
+        assert world.host(target).copies.flow.speed.held(trio.current_time()) == []
         world.network.cut.clear()
         world.service.start()
         await until_slot(world, target)
