@@ -163,6 +163,19 @@ def _cell_goals(rows: Rows) -> list[Goal]:
     return goals
 
 
+def most_of_any_server(rows: Rows) -> dict[str, float]:
+    """For each cell's goal against Kafka with fsync, by the goal's name: how many times that Kafka's requests the same
+    load makes at a server that answers at once and stores nothing. No server on this machine has more than that.
+    """
+    most: dict[str, float] = {}
+    for name in dict.fromkeys(row["cell"] for row in rows.select(what="generator")):
+        at_once = rows.median("requests_per_s", what="generator", cell=name)
+        synced = rows.median("requests_per_s", what="cell", cell=name, server=FSYNC)
+        if at_once and synced:
+            most[f"{name}: requests / Kafka with fsync"] = at_once / synced
+    return most
+
+
 def _one_in_flight(rows: Rows) -> list[Goal]:
     round_trip = rows.select(what="produce", client="raw", shape="1 × 1", record_bytes=100, server=OURS)
     floors = {row["round"]: row["p50_ms"] for row in rows.select(what="floor", record_bytes=100)}
