@@ -19,7 +19,7 @@ def test_a_copy_to_a_given_host_goes_there_alone(planner: str) -> None:
     """A copy with a target takes tokens of both disks, and waits for these rather than go to another host."""
     servers = [Server(name, "left" if name in "ab" else "right", 2, 2, 1) for name in "abcd"]
     topology = Topology(servers, both_ways("left", "right", 2), switches=["left", "right"])
-    world = World(topology, partial(make_planner, planner), Settings(gather_ms=0))  # type: ignore[arg-type]
+    world = World(topology, partial(make_planner, planner), Settings(gather_ms=0))
 
     def copy(name: str, source: str, target: str) -> list[tuple[str, ...]]:
         submission = Submission(name, None, 1, 1, None, 0, TransferKind.COPY, ((source,),))
