@@ -22,12 +22,12 @@ import trio
 
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
 from logstore.cluster.streams.wait_notes import WaitNotes
+from logstore.cluster.while_there import require_there
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,
@@ -81,6 +81,8 @@ class _Counts:
     stuck: Counter[str] = field(default_factory=Counter)
     missing_hosts: dict[str, int] = field(default_factory=dict)
     is_complete: bool = True
+    damaged: set[str] = field(default_factory=set)
+    """Streams with an entry that cannot be read."""
 
     def add(self, stream: str, chunk: ChunkRegistration, copies: int, alive: int) -> None:
         """Count a chunk, of which so many copies are wanted and alive."""
@@ -171,11 +173,8 @@ class Survey:
         return PlacesReply(tuple(places), counts.is_complete)
 
     def require_metadata(self) -> None:
-        """Raise MetadataUnavailable if the metadata store does not answer: who waits for it would not learn why."""
-        if self._store.statistics.away:
-            raise MetadataUnavailable(
-                f"the metadata store is away ({self._store.statistics.away}); records are written and read meanwhile"
-            )
+        """Raise MetadataUnavailable if the metadata store does not answer."""
+        require_there(self._store)
 
     def is_alive(self, member: Member) -> bool:
         """Whether a member of a chunk is alive, on the disk that it was chosen with."""
@@ -204,6 +203,7 @@ class Survey:
                         self._add(counts, stream, heads[stream], decode_sealed_chunk(entry.value))
                     except (CorruptRegister, UnknownFormatVersion):
                         is_whole = False
+                        counts.damaged.add(stream)
             left -= len(page.entries)
             if not page.more or left <= 0:
                 counts.is_complete = is_whole and not page.more
@@ -291,6 +291,7 @@ class Survey:
             under_replicated=counts.short[stream],
             min_copies=election.min_copies(topic),
             waits=tuple(map(wait_summary, waits[:MAX_WAITS])),
+            is_damaged=stream in counts.damaged or f"{schema.STREAMS}{stream}" in self._view.damaged,
         )
 
 

@@ -91,7 +91,7 @@ class TopicHandlers:
             if entry.value is None:
                 raise InvalidConfig(f"topic setting {entry.name!r} has no value; leave it out to get the default")
             config[entry.name] = entry.value
-        replicas = self._store.replicas_of(wanted.replication_factor)
+        replicas = wanted.replication_factor  # -1: the store's choice
         parsed = self._store.check_topic(wanted.name, partitions, config, replicas)
         if validate_only:
             topic_id = None
@@ -103,7 +103,7 @@ class TopicHandlers:
             "error_code": ErrorCode.none,
             "error_message": None,
             "num_partitions": partitions,
-            "replication_factor": replicas,
+            "replication_factor": self._store.replicas_of(replicas),
             "configs": [entry.described() for entry in shown],
         }
 

@@ -225,6 +225,7 @@ class Owner:
         effects: list[Effect] = []
         if self._swap is not None and now_ms - self._swap.sent_ms >= self.limits.resend_ms:
             self._swap.sent_ms = now_ms
+            self._shared.growths.waits_for_store(self.stream, now_ms)
             effects.append(SwapRegistration(self.stream, self._swap.expected_revision, self._swap.wanted))
         if self.state is OwnerState.READING and now_ms - self._sent_ms >= self.limits.resend_ms:
             self._sent_ms = now_ms

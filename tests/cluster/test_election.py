@@ -105,6 +105,14 @@ def test_min_copies() -> None:
         assert election.min_copies(topic) == wanted
 
 
+def test_min_copies_of_a_cluster_with_few_hosts() -> None:
+    """Half of the hosts that the cluster has had, up to the replicas; a setting counts as it is."""
+    for hosts, setting, wanted in ((1, None, 1), (2, None, 1), (3, None, 2), (4, None, 2), (0, None, 3), (1, "3", 3)):
+        settings = {} if setting is None else {election.MIN_COPIES_SETTING: setting}
+        topic = schema.StoredTopic(topic_id="t", partitions=1, replicas=5, settings=settings, hosts=hosts)
+        assert election.min_copies(topic) == wanted
+
+
 def due(vacancies: election.Vacancies, rank_of: Callable[[str], int | None], now_ms: int) -> list[str]:
     """The streams to claim now."""
     return [stream for stream in vacancies.streams() if vacancies.is_due(stream, rank_of(stream), now_ms)]

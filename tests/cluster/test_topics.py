@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, Delete, MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
@@ -20,7 +20,7 @@ from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
-from logstore.events import TOPIC_ALTERED
+from logstore.events import TOPIC_ALTERED, TOPIC_CREATED
 from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
@@ -184,13 +184,90 @@ async def test_the_least_number_of_copies_is_shown_as_it_is_applied(tmp_path: Pa
 
 
 async def test_a_topic_that_asks_for_no_number_has_the_default_copies(tmp_path: Path) -> None:
-    """As many as the setting says, or as many as hosts live; the cluster's own topics have three at least."""
-    async with two_hosts(tmp_path) as (one, _, _):
+    """As many as the setting says, however many hosts live."""
+    async with two_hosts(tmp_path, members=1) as (one, _, _):
         assert one.front.replicas_of(-1) == one.front.default_replicas == 3
-        one.front.default_replicas = 1
-        assert one.front.replicas_of(-1) == 1
-        one.front.default_replicas = 5
-        assert one.front.replicas_of(-1) == 3
+        for copies in (1, 5):
+            one.front.default_replicas = copies
+            topic = await settled(one.front.create_topic(f"of-{copies}", 1, {}))
+            assert one.front.replicas_of(-1) == topic.replicas == copies
+        with pytest.raises(InvalidReplicas):
+            one.front.create_topic("asked", 1, {}, 2)
+
+
+async def a_disk_starts(store: MetadataStore, host: str) -> None:
+    """A host is known to the cluster: it has a disk, and may live or not."""
+    disk = schema.StoredDisk(host=host, starts=1, start="s")
+    await store.commit(Transaction((), (Put(schema.disk_key(f"disk-{host}"), schema.encode(disk)),)))
+
+
+async def asks_for(host: Host, name: str, copies: int) -> None:
+    """Wait until a host knows that a topic wants so many members at least."""
+    with trio.fail_after(PATIENCE_S):
+        while (topic := host.front.topics.get(name)) is None or topic.config.min_insync_replicas != copies:
+            await host.front.changed.wait()
+
+
+async def stored_topic(store: MetadataStore, name: str) -> schema.StoredTopic:
+    """A topic's entry."""
+    entry = (await store.get(schema.topic_key(name))).entry
+    assert entry is not None
+    return schema.decode(schema.StoredTopic, entry)
+
+
+async def test_a_topic_of_a_cluster_that_grows_has_the_default_copies_in_the_end(tmp_path: Path) -> None:
+    """The first host takes appends alone, of a topic that wants three copies; with a third host two are needed, and
+    they stay so. What the user has set is not touched, and no topic is changed that asked for a number.
+    """
+    async with two_hosts(tmp_path, members=1) as (one, other, store):
+        await a_disk_starts(store, "h0")
+        for name, settings, replicas in (("early", {}, -1), ("set", {"min.insync.replicas": "1"}, -1), ("one", {}, 1)):
+            topic = await settled(one.front.create_topic(name, 1, settings, replicas))
+            assert (topic.replicas, topic.config.min_insync_replicas) == (1 if replicas == 1 else 3, 1)
+        fields = one.reports.of(TOPIC_CREATED)
+        assert [(each["copies"], each["min_copies"]) for each in fields] == [(3, 1), (3, 1), (1, 1)]
+        before = await stored_topic(store, "one")
+        for number, hosts, copies in ((1, 2, 1), (2, 0, 2)):
+            await a_disk_starts(store, f"h{number}")
+            revision = await host_comes(store, number)
+            await other.view.members_reached(revision)
+            with trio.fail_after(PATIENCE_S):
+                while {(await stored_topic(store, name)).hosts for name in ("early", "set")} != {hosts}:
+                    await one.front.changed.wait()
+            await asks_for(one, "early", copies)
+            await asks_for(other, "early", copies)
+        removed = (Delete(schema.member_key("h2")), Delete(schema.disk_key("disk-h2")))
+        outcome = await store.commit(Transaction((), removed))
+        await one.view.members_reached(outcome.revision)
+        assert (await settled(one.front.create_topic("later", 1, {}))).config.min_insync_replicas == 1
+        for name, copies in (("early", 2), ("set", 1), ("one", 1)):
+            assert one.front.topic(name).config.min_insync_replicas == copies
+        assert (one.front.topic("early").overrides, await stored_topic(store, "one")) == ({}, before)
+        told = [fields["topic"] for host in (one, other) for fields in host.reports.of(TOPIC_ALTERED)]
+        assert set(told) == {"early"}
+
+
+async def test_hosts_that_are_away_count_for_a_new_topic(tmp_path: Path) -> None:
+    """A topic that is made while its host sees one host, because its view is late or the others were killed, wants two
+    members of three from the beginning: nothing is acknowledged by one disk.
+    """
+    async with two_hosts(tmp_path, members=1) as (one, _, store):
+        for number in range(3):
+            await a_disk_starts(store, f"h{number}")
+        topic = await settled(one.front.create_topic("late", 1, {}))
+        assert (topic.replicas, topic.config.min_insync_replicas) == (3, 2)
+        assert (await stored_topic(store, "late")).hosts == 0
+
+
+async def test_a_topic_that_was_made_behind_the_coming_of_hosts_follows_them(tmp_path: Path) -> None:
+    """Its maker counted the hosts before they came, and its entry was written behind that."""
+    async with two_hosts(tmp_path) as (one, _, store):
+        for number in range(3):
+            await a_disk_starts(store, f"h{number}")
+        topic = schema.StoredTopic(topic_id="a" * 32, partitions=1, replicas=3, settings={}, hosts=1)
+        await store.commit(schema.create_topic("raced", topic))
+        await asks_for(one, "raced", 2)
+        assert (await stored_topic(store, "raced")).hosts == 0
 
 
 async def groups_ask_for(host: Host, copies: int) -> None:

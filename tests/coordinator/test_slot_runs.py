@@ -30,7 +30,7 @@ from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.standby.running import ClusterSide
 from scheduler.peace.online import Settings
 from scheduler.topology import Server, Topology, both_ways
-from tests.coordinator.test_standby import LEASE_S, HostLife, World
+from tests.coordinator.standby_world import LEASE_S, HostLife, World
 from tests.support.virtual_time import run_virtual
 
 LOOK_S = 0.02
@@ -119,7 +119,7 @@ class CopyingHost(HostLife):
         """The hosts that live, as every host knows at once."""
         return {
             name: schema.StoredMember(
-                disk="d", start=life.coordinator_entry.start, node_id=1, link=self.world.links[name], rack="",
+                disk="d", start=life.start, node_id=1, link=self.world.links[name], rack="",
                 addresses={},
             )
             for name, life in self.world.hosts.items()
@@ -144,11 +144,6 @@ class CopyingHost(HostLife):
             for source in self.sources:
                 self.copies.ask(source, ReadEntries("t/0", "d", ord(source), 0, 1 << 20, for_copy=True))
             await trio.sleep(0.1)
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.coordinator_entry.host
 
     def fast(self) -> list[str]:
         """The hosts from which it may copy fast at this moment."""

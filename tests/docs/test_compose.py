@@ -144,6 +144,12 @@ def test_a_sidecar_is_not_root() -> None:
     assert f"chown -R {user}" in (COMPOSE / "certificates" / "make.sh").read_text(encoding="utf-8")
 
 
+def test_the_query_waits_for_all_sidecars() -> None:
+    """Its topics have a copy on each from the beginning."""
+    needed = CONTENT["services"]["spark"]["depends_on"]
+    assert {name for name, of in needed.items() if of["condition"] == "service_healthy"} >= set(SIDECARS)
+
+
 def test_tests_use_the_images_that_compose_builds() -> None:
     """By the same names."""
     assert CONTENT["services"]["spark"]["command"][0].split(",") == [f"{name}:9092" for name in SIDECARS]

@@ -41,8 +41,12 @@ class SlotHost(Protocol):
     """This host, and the others (`logstore.cluster.host`)."""
 
     @property
-    def coordinator_entry(self) -> schema.StoredCoordinator:
-        """Its name, and the life that it is in."""
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def start(self) -> str:
+        """The life that it is in."""
 
     @property
     def live(self) -> Mapping[str, schema.StoredMember]:
@@ -117,9 +121,9 @@ class SlotRequests:
 
     async def _call(self, wanted: Sequence[str]) -> SlotAnswer | None:
         self._number += 1
-        own, needy = self._host.coordinator_entry, self._host.copy_tokens.last_copies()
+        needy = self._host.copy_tokens.last_copies()
         held = self._speed.held(trio.current_time())
-        ask = SlotAsk(own.host, own.start, self._number, wanted, held, list(needy)[:MAX_NEEDY], {})
+        ask = SlotAsk(self._host.name, self._host.start, self._number, wanted, held, list(needy)[:MAX_NEEDY], {})
         payload = encode_fields(slot_fields.ask_fields(ask))
         return slot_fields.read_answer(fields_of(await self._calls.call(self._found, ASK_SLOTS, [payload])))
 
@@ -129,7 +133,7 @@ class SlotRequests:
         if entry is None:
             return ""
         self._revision = entry.revision
-        known = schema.decode(schema.StoredCoordinator, entry)
+        known = schema.decode(schema.StoredCopyCoordinator, entry)
         member = self._host.live.get(known.host)
         if member is None or member.start != known.start:
             raise HostUnreachable(f"host {known.host!r}, which gives slots for copies, does not live")

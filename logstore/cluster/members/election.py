@@ -99,10 +99,11 @@ def placement(stream: str, me: str, live: Mapping[str, schema.StoredMember]) -> 
 
 def min_copies(topic: schema.StoredTopic) -> int:
     """Without that many live hosts a chunk of the topic is not opened: `min.insync.replicas`, at most the replicas.
-    If it is not set: half of the replicas, rounded up.
+    If it is not set: half of the replicas, rounded up, of which a cluster that never had so many hosts has one each.
     """
     text = topic.settings.get(MIN_COPIES_SETTING, "")
-    wanted = int(text) if text.isascii() and text.isdigit() else (topic.replicas + 1) // 2
+    most = min(topic.replicas, topic.hosts or topic.replicas)
+    wanted = int(text) if text.isascii() and text.isdigit() else (most + 1) // 2
     return max(1, min(wanted, topic.replicas))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import OutcomeUnknown
+from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, MetadataStore, Transaction
 from logstore.cluster.members.view import ClusterView
 from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
@@ -24,7 +24,7 @@ class StoredTopics:
     """See the module. Methods raise MetadataError, too."""
 
     def __init__(self, store: MetadataStore, view: ClusterView) -> None:
-        self._store = store
+        self.store: Final = store
         self._view = view
 
     async def create(self, name: str, topic: schema.StoredTopic) -> None:
@@ -37,6 +37,18 @@ class StoredTopics:
                 raise TopicExists(f"topic {name!r} exists")
             revision = found.revision
         await self._view.topics_reached(revision)
+
+    async def known_hosts(self) -> set[str]:
+        """The hosts that the cluster has, alive or not: those with a disk that was started, and no removed ones. The
+        metadata store says so, not the view, which may be late. Costs a page for each 256 disks.
+        """
+        hosts: set[str] = set()
+        after, more = "", True
+        while more:
+            page = await self.store.page(schema.DISKS, after=after)
+            hosts.update(map(_host_of, page.entries))
+            after, more = page.entries[-1].key if page.entries else "", page.more
+        return hosts
 
     async def alter(self, name: str, topic_id: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> None:
         """Give a topic other settings or more partitions: `change` says what it is to be, from what it is.
@@ -82,7 +94,7 @@ class StoredTopics:
     # ---- details
 
     async def _find(self, name: str, topic_id: str) -> tuple[Entry, schema.StoredTopic]:
-        entry = (await self._store.get(schema.topic_key(name))).entry
+        entry = (await self.store.get(schema.topic_key(name))).entry
         found = None if entry is None else schema.decode(schema.StoredTopic, entry)
         if entry is None or found is None or found.topic_id != topic_id:
             raise UnknownTopicOrPartition(f"there is no topic {name!r} with id {topic_id}")
@@ -92,8 +104,16 @@ class StoredTopics:
         """Make a transaction, again if its answer is lost."""
         for tries in range(1, TRIES + 1):
             try:
-                return await self._store.commit(transaction)
+                return await self.store.commit(transaction)
             except OutcomeUnknown:
                 if tries == TRIES:
                     raise
         raise AssertionError("the last try returns or raises")
+
+
+def _host_of(disk: Entry) -> str:
+    """The host of a disk. Whose a damaged entry is nobody knows: a host's of its own, which loses no copy."""
+    try:
+        return schema.decode(schema.StoredDisk, disk).host
+    except MetadataDamaged:
+        return disk.key

@@ -6,12 +6,15 @@ Invariants:
 * What a host knows follows the metadata store, in its order; a change that this host asked for is answered when the
   change is in the store and this host has seen it.
 * A topic's id is never used again: a topic that was deleted and created again is another one, with other streams.
+* How many replicas a topic has that asks for no number, the setting says, and not who lives in the moment in which it
+  is made: a chunk has as many as live, and gets the others when they come (`logstore.cluster.streams.growing_topics`).
 * The cluster's own topics have no retention: who writes them trims them.
 """
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.base.clock import Clock
@@ -22,10 +25,12 @@ from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.election import min_copies
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic
+from logstore.cluster.streams.growing_topics import GrowingTopics
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.stream_place import StreamPlace
+from logstore.cluster.while_there import while_there
 from logstore.errors import (
     CairnError,
     InvalidConfig,
@@ -134,6 +139,7 @@ class ClusterTopics:
         self._producer_ids = producer_ids
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
         self._securing: set[str] = set()
+        self._growing = GrowingTopics(host, services.spawn, services.report)
         self.changed = ChangeSignal()
         """A topic is new, was changed, or is gone."""
         host.view.add_observer(self)
@@ -147,6 +153,7 @@ class ClusterTopics:
 
     def members_changed(self) -> None:
         """See ViewObserver."""
+        self._growing.look()
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewObserver."""
@@ -161,6 +168,7 @@ class ClusterTopics:
                 self._learn(name, now.topic)
             except (ValueError, InvalidConfig) as error:  # no topic that this version could have made
                 self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
+        self._growing.topic_changed(name, now)
         self.changed.notify()
 
     def _learn(self, name: str, found: schema.StoredTopic) -> None:
@@ -174,7 +182,8 @@ class ClusterTopics:
         if topic is None:
             topic_id = uuid.UUID(hex=found.topic_id)
             topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
-            self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
+            copies = {"copies": found.replicas, "min_copies": min_copies(found)}
+            self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions, **copies)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
         topic.overrides, topic.config = overrides, config
@@ -302,10 +311,12 @@ class ClusterTopics:
         return self.internal_topic(GROUPS_TOPIC)
 
     def replicas_of(self, wanted: int) -> int:
-        """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""
-        most = min(schema.MAX_REPLICAS, max(1, len(self._host.view.members)))
+        """The number of replicas of a new topic; -1: the cluster's choice, however many hosts live now. Raises
+        InvalidReplicas.
+        """
         if wanted == -1:
-            return min(self.default_replicas, most)
+            return self.default_replicas
+        most = min(schema.MAX_REPLICAS, max(1, len(self._host.view.members)))
         if not 1 <= wanted <= most:
             raise InvalidReplicas(f"replication factor {wanted}: must be from 1 to {most}, the hosts that are there")
         return wanted
@@ -325,14 +336,18 @@ class ClusterTopics:
         if name in self._creating:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
-        return self._make(
-            name, schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
-        )
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
+        return self._make(name, topic, is_asked=True, grows=replicas == -1)
 
-    def _make(self, name: str, topic: schema.StoredTopic) -> Ticket[ReplicatedTopic]:
+    def _make(
+        self, name: str, topic: schema.StoredTopic, *, is_asked: bool = False, grows: bool = False
+    ) -> Ticket[ReplicatedTopic]:
+        async def work() -> ReplicatedTopic:
+            return await self._create(name, await self._growing.counted(topic) if grows else topic)
+
         async def create() -> ReplicatedTopic:
             try:
-                return await self._create(name, topic)
+                return await (while_there(self._host.topics.store, work) if is_asked else work())
             finally:
                 del self._creating[name]
 
@@ -353,7 +368,7 @@ class ClusterTopics:
                 )
             return replace(topic, partitions=total)
 
-        return self._start(lambda: self._change(name, grown))
+        return self._start_asked(lambda: self._change(name, grown))
 
     def alter_topic(
         self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
@@ -381,7 +396,7 @@ class ClusterTopics:
             self.report(TOPIC_ALTERED, topic=name, changes=told)
             return topic
 
-        return self._start(alter)
+        return self._start_asked(alter)
 
     async def _change(self, name: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> ReplicatedTopic:
         self._check_own(name)
@@ -397,11 +412,15 @@ class ClusterTopics:
             self._check_own(name)
             await self._host.topics.delete(name, self.topic(name).topic_id.hex)
 
-        return self._start(delete)
+        return self._start_asked(delete)
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""
         return self._start(self._producer_ids.take)
+
+    def _start_asked(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
+        """Run a change that a client asks for, and waits for: it hears if the metadata store is away."""
+        return self._start(partial(while_there, self._host.topics.store, work))
 
     def _start(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
         """Run a change in a task, which begins later; the ticket gets its outcome."""

@@ -1,0 +1,109 @@
+"""Topics that a cluster made while it had fewer hosts than they have replicas: they follow it as hosts come.
+
+A cluster's first host takes appends alone, so `min.insync.replicas` that is not set counts the hosts that the cluster
+has had since, up to the topic's replicas (`schema.StoredTopic.hosts`, `election.min_copies`).
+
+Invariants:
+* Which hosts the cluster has, the metadata store says when it counts: a view that is late, or that shows few hosts
+  because the others are away, makes no topic ask for fewer copies.
+* The number of a topic never falls. At the topic's replicas it is left out, for good.
+* Every host raises it; who comes second finds it raised. A store that is away ends that: what was not raised is when
+  the members change next, as they do behind any such time.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from logstore.base.events import Report
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataError
+from logstore.cluster.members.election import MIN_COPIES_SETTING, min_copies
+from logstore.cluster.members.view import ClusterView, KnownTopic
+from logstore.cluster.streams.stored_topics import StoredTopics
+from logstore.errors import UnknownTopicOrPartition
+from logstore.events import TOPIC_ALTERED
+
+
+class TopicsHost(Protocol):
+    """What this needs of the host."""
+
+    @property
+    def view(self) -> ClusterView:
+        """What the metadata store holds."""
+
+    @property
+    def topics(self) -> StoredTopics:
+        """Changes of topics in the metadata store."""
+
+
+class GrowingTopics:
+    """See the module. Memory: a name for each such topic."""
+
+    def __init__(
+        self, host: TopicsHost, spawn: Callable[[Callable[[], Awaitable[None]]], object], report: Report
+    ) -> None:
+        self._host = host
+        self._spawn = spawn
+        self._report = report
+        self._names: set[str] = set()
+        self._is_at_work = self._is_wanted = False
+
+    async def counted(self, topic: schema.StoredTopic) -> schema.StoredTopic:
+        """A topic that is about to be made, with the hosts that the cluster has. Raises MetadataError."""
+        if len(self._host.view.members) >= topic.replicas:
+            return topic
+        return _with_hosts(topic, max(1, await self._count()))
+
+    def topic_changed(self, name: str, now: KnownTopic | None) -> None:
+        """A topic is new, was changed, or is gone (None)."""
+        if now is None or not now.topic.hosts:
+            self._names.discard(name)
+        else:
+            self._names.add(name)
+            self.look()
+
+    def look(self) -> None:
+        """A host may have come."""
+        self._is_wanted = bool(self._names)
+        if self._is_wanted and not self._is_at_work:
+            self._is_at_work = True
+            self._spawn(self._work)
+
+    async def _count(self) -> int:
+        return len(await self._host.topics.known_hosts() | self._host.view.members.keys())
+
+    async def _work(self) -> None:
+        try:
+            while self._is_wanted:
+                self._is_wanted = False
+                hosts = await self._count()
+                for name in sorted(self._names):
+                    await self._raise(name, hosts)
+        except MetadataError:
+            pass  # the store's own events say so; see the module
+        finally:
+            self._is_at_work = False
+
+    async def _raise(self, name: str, hosts: int) -> None:
+        known = self._host.view.topics.get(name)
+        if known is None or not 0 < known.topic.hosts < hosts:
+            return
+        made: schema.StoredTopic | None = None
+
+        def raised(now: schema.StoredTopic) -> schema.StoredTopic:
+            nonlocal made
+            made = _with_hosts(now, max(now.hosts, hosts)) if now.hosts else now
+            return made
+
+        try:
+            await self._host.topics.alter(name, known.topic.topic_id, raised)
+        except UnknownTopicOrPartition:
+            return  # it was deleted meanwhile
+        if made is not None and min_copies(made) != min_copies(known.topic):
+            self._report(TOPIC_ALTERED, topic=name, changes=f"{MIN_COPIES_SETTING}={min_copies(made)}", hosts=hosts)
+
+
+def _with_hosts(topic: schema.StoredTopic, hosts: int) -> schema.StoredTopic:
+    """A topic of a cluster that has had so many hosts."""
+    return replace(topic, hosts=hosts if hosts < topic.replicas else 0)
