@@ -258,6 +258,7 @@ def in_a_slot_world(
             world.asks = asks
             world.start(*hosts)
             await test(world)
+            await trio.sleep(1)  # a host that has just begun reads the store, which would end with it
             nursery.cancel_scope.cancel()
 
     run_virtual(main, seed=seed)
