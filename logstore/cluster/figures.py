@@ -57,7 +57,7 @@ class ShortStream(NamedTuple):
 class CopyFigures(NamedTuple):
     """Copies of chunks: of this host's streams those that may be made now and those that wait, whether they go without
     a plan, whether this host plans those of the cluster, and bytes that were copied to this host and from it since the
-    start.
+    start. Hosts from which copies come with a slot, and those from which they come at the least rate for want of one.
     """
 
     going: int
@@ -66,6 +66,8 @@ class CopyFigures(NamedTuple):
     is_coordinator: bool
     made_bytes: int
     served_bytes: int
+    slots: int = 0
+    slots_waiting: int = 0
 
 
 class ClusterFigures(NamedTuple):

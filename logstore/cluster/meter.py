@@ -95,12 +95,15 @@ class HostMeter:
 
     def _copy_figures(self) -> CopyFigures:
         tokens, copies = self._host.copy_tokens, self._host.copies
+        slots, waiting = copies.flow.speed.counts(trio.current_time())
         return CopyFigures(
             *tokens.counts,
             is_unplanned=not tokens.is_planned,
             is_coordinator=self._coordinator.coordinates,
             made_bytes=copies.flow.copied_bytes,
             served_bytes=copies.served_bytes,
+            slots=slots,
+            slots_waiting=waiting,
         )
 
     async def _count(self) -> None:

@@ -25,6 +25,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.copies.copy_requests import CopyRequests
+from logstore.cluster.copies.slot_calls import SlotCounter, SlotRequests
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs.epoch_holds import EpochHolds
 from logstore.cluster.epochs.epochs_home import EpochsHome
@@ -45,7 +46,7 @@ from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.part import Homes, HostMember, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
+from logstore.cluster.streams.owner_calls import ASK_SLOTS, TELL_GOES, TELL_WISHES, OwnerCalls
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.cluster.streams.replicated_stream import StreamServices
@@ -75,7 +76,7 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, the tier (None: there is none), and the metadata store.
+    host is, the tier (None: there is none), the metadata store, and where hosts ask for slots for their copies.
     """
 
     survey: Survey
@@ -85,6 +86,7 @@ class Views(NamedTuple):
     own_place: OwnPlace
     tier: TierMeter | None
     metadata: MetadataStore
+    slots: SlotCounter
 
 
 class RunningCluster:
@@ -106,7 +108,7 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -233,7 +235,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata)
+    slots = _ask_for_slots(host, metadata, links, membership, nursery)
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
@@ -275,6 +278,16 @@ def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, l
     local.nursery.start_soon(coordinator.run)
     local.nursery.start_soon(requests.run)
     return coordinator
+
+
+def _ask_for_slots(
+    host: ClusterHost, metadata: MetadataStore, links: HostLinks, membership: Membership, nursery: trio.Nursery
+) -> SlotCounter:
+    """Have copies to this host ask whoever leads for leave to be fast, and this host answer when it leads."""
+    slots = SlotCounter(host, lambda: membership.lease_for_s)
+    links.calls.handle(ASK_SLOTS, slots.serve)
+    nursery.start_soon(SlotRequests(host, metadata, links.calls).run)
+    return slots
 
 
 START: Final[StartCluster] = start_cluster

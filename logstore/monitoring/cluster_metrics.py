@@ -79,6 +79,12 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
                        _one(lambda x: int(x.copies.is_unplanned))),
     ClusterMetricEntry("cairn_copy_coordinator", "gauge", (), "1: this host plans the copies of the cluster",
                        _one(lambda x: int(x.copies.is_coordinator))),
+    ClusterMetricEntry("cairn_copy_slots", "gauge", (),
+                       "hosts from which copies come here as fast as appends let them, by the coordinator of "
+                       "checkpoints", _one(lambda x: x.copies.slots)),
+    ClusterMetricEntry("cairn_copy_slots_waiting", "gauge", (),
+                       "hosts from which copies come here at the least rate: checkpoints, or other copies, are first",
+                       _one(lambda x: x.copies.slots_waiting)),
     ClusterMetricEntry("cairn_copied_bytes_total", "counter", (), "bytes of chunks that were copied to this host",
                        _one(lambda x: x.copies.made_bytes)),
     ClusterMetricEntry("cairn_copies_served_bytes_total", "counter", (), "bytes of chunks that were copied from it",

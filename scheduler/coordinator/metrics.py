@@ -67,6 +67,12 @@ def _plan_metrics(coordinator: "Coordinator") -> Iterable[Metric]:
     yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.registry.waiting)
     yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.registry.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
+    going, waiting = coordinator.copy_slots.counts
+    yield _metric(
+        "copy_slots", "gauge", "pairs of hosts between which copies of log chunks may be fast, or wait for that",
+        [({"state": "going"}, going), ({"state": "waiting"}, waiting)],
+    )  # fmt: skip
+    yield _counter("copy_slots_total", "slots told for copies of log chunks", coordinator.copy_slots.told)
     yield _metric(
         "hosts", "gauge", "hosts that registered or were lost",
         [({"state": "registered"}, sum(host.registered for host in hosts)),

@@ -86,11 +86,16 @@ class HostLife:
         """See CandidateHost."""
         return self._lease.lease_id if self._lease is not None and self._lease.held else 0
 
+    @property
+    def side(self) -> ClusterSide:
+        """What its coordinator has of the cluster."""
+        return ClusterSide(self, self._store, former=self._former)
+
     async def run(self) -> None:
         """Until it is killed: its lease is not given back."""
         with self.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.standing.stand, ClusterSide(self, self._store, former=self._former), self.url)
+                nursery.start_soon(self.standing.stand, self.side, self.url)
                 while True:
                     lease = self._lease = HeldLease(StoreOfAKilledHost(self._store), LEASE_S)
                     try:
@@ -116,6 +121,8 @@ class StoreOfAKilledHost:
 class World:
     """Hosts with coordinators, the metadata store between them, and a client that knows all their addresses."""
 
+    life: Callable[..., HostLife] = HostLife
+
     def __init__(self, service: SimulatedMetadata, nursery: trio.Nursery) -> None:
         self.service = service
         self.hosts: dict[str, HostLife] = {}
@@ -130,7 +137,7 @@ class World:
         """Start hosts."""
         for name in names:
             self._starts += 1
-            life = self.hosts[name] = HostLife(name, f"s{self._starts}", self.service.store(name), self)
+            life = self.hosts[name] = self.life(name, f"s{self._starts}", self.service.store(name), self)
             self._nursery.start_soon(life.run)
 
     def kill(self, name: str) -> None:

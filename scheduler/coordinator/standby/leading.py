@@ -3,7 +3,7 @@
 Invariants: it is loaded by name, on a thread. All code of the planner is compiled before a coordinator is made.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from scheduler.coordinator.network_moves import move_network
 from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.standby.interface import MAX_REMEMBERED, StandbyEnvironment, StandbyPlanning
+from scheduler.coordinator.standby.slot_answers import SlotAnswers
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.errors import TopologyError
 from scheduler.peace.plan import Planner
@@ -61,6 +62,10 @@ class LeadingHost:
         """What answers each request, by the name of its operation."""
         return RouteHandlers(self._coordinator, traffic).operations()
 
+    def slot_answers(self, leads: Callable[[], bool], sure_ms: Callable[[], int]) -> SlotAnswers:
+        """What hosts that copy chunks are answered; see SlotAnswers."""
+        return SlotAnswers(self._coordinator, leads, sure_ms)
+
     async def run(self) -> None:
         """Coordinate until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -78,5 +83,6 @@ class LeadingHost:
     async def finish(self) -> None:
         """See LeadingCoordinator."""
         self._coordinator.stop()
+        await trio.sleep(self._coordinator.copy_slots.left_ms / 1000)  # whoever leads next knows of no slot
         with suppress(StoreError):
             await self._coordinator.journal.durable()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from logstore.base.addresses import Address
+from logstore.base.copy_slots import SlotDesk
 from logstore.base.http.server import HttpServer
 from logstore.base.metadata.interface import MetadataStore
 from scheduler.coordinator.compiling import compile_ahead
@@ -46,13 +47,14 @@ DATABASE_LOOK_S: Final = 1.0
 
 class ClusterSide(NamedTuple):
     """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens.
-    `former`: the database of a coordinator that was alone here, if there is one.
+    `former`: the database of a coordinator that was alone here, if there is one. `slots`: where hosts ask for copies.
     """
 
     member: CandidateHost
     store: MetadataStore
     advertised: Address | None = None
     former: Path | None = None
+    slots: SlotDesk | None = None
 
 
 class StandingBy:
@@ -78,6 +80,7 @@ class StandingBy:
         self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
         self._former: Path | None = None
+        self._slots: SlotDesk | None = None
         self._server = HttpServer(
             settings.http,
             self.front,
@@ -104,7 +107,7 @@ class StandingBy:
 
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
-        self._former = cluster.former
+        self._former, self._slots = cluster.former, cluster.slots
         report = self.environment.report
         candidate = self._candidate = self.front.candidate = Candidate(
             cluster.member, cluster.store, url, self._prepare, self._lead, report, self._off_load
@@ -165,9 +168,21 @@ class StandingBy:
                 self.front.dispatch = Dispatch(
                     leading.operations(self), environment.report, self._clients, self.front.answered
                 )
+                self._serve_slots(leading)
                 task_status.started(leading)
         finally:
             self.front.dispatch = self._leading = None
+            self._serve_slots(None)
+
+    def _serve_slots(self, leading: "LeadingHost | None") -> None:
+        """Have hosts that copy chunks ask a coordinator that leads, or nobody."""
+        desk, candidate = self._slots, self._candidate
+        if desk is None or candidate is None:
+            return
+        if leading is None:
+            desk.serve_by(None)
+        else:
+            desk.serve_by(leading.slot_answers(lambda: candidate.leads, lambda: desk.sure_ms))
 
     async def _restored(
         self,
