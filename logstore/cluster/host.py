@@ -166,14 +166,8 @@ class ClusterHost:
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
-        return HostStatistics(
-            len(self._owners),
-            len(self._ticks),
-            self._claims.streams_without_owner,
-            self._news.takeovers,
-            self._news.member_failures,
-            self._news.short.keys(),
-        )
+        ownerless = self._claims.streams_without_owner
+        return HostStatistics(len(self._owners), len(self._ticks), ownerless, *self._news.figures)
 
     @property
     def owners(self) -> Mapping[str, Owner]:
