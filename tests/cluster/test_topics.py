@@ -15,7 +15,7 @@ from logstore.base.metadata.interface import Committed, Delete, MetadataStore, P
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
-from logstore.cluster.streams.producer_ids import BLOCK, ProducerIds
+from logstore.cluster.streams.producer_ids import BLOCK, KEY, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
@@ -28,6 +28,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.late_watches import LateWatches
+from tests.cluster.memory import WAIT_S, MemoryCluster, simulated
 from tests.cluster.support import MemoryOwner, no_producers
 from tests.support.limits import PATIENCE_S
 
@@ -367,3 +368,24 @@ async def test_producer_ids_are_unique_over_hosts(tmp_path: Path) -> None:
             for ids in hosts:
                 nursery.start_soon(take, ids)
         assert len(set(taken)) == len(taken) == 2 * (BLOCK + 10)
+
+
+def test_a_host_has_producer_ids_at_hand_while_the_metadata_store_is_away() -> None:
+    """A block from its start on, before anybody has asked for an id, and another one behind each that it has begun."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        ids, taken = ProducerIds(cluster.hosts["a"].store), set[int]()
+        cluster.nursery.start_soon(ids.run)
+        reserved, end_s = 0, trio.current_time() + WAIT_S
+        for at_once in (BLOCK, 1, BLOCK):
+            while (entry := (await cluster.hosts["b"].store.get(KEY)).entry) is None or int(entry.value) <= reserved:
+                await cluster.wait(end_s, f"a block behind {reserved}")
+            reserved = int(entry.value)
+            cluster.metadata.cut_off("a")
+            with trio.fail_after(1):
+                for _ in range(at_once):
+                    taken.add(await ids.take())
+            cluster.metadata.heal("a")
+        assert len(taken) == 2 * BLOCK + 1
+
+    simulated(test, "a", "b")
