@@ -6,8 +6,8 @@ each topic twice: as it comes, and with `flush.messages=1`, which syncs before t
 
 * `produce`: requests of 1 KB and 16 KB to 1 and 100 partitions, with 1, 5 and 20 in flight on a connection to each
   host that leads some of them.
-* `failover`: kill -9 of the host that leads a partition, then its return; for how long a producer (librdkafka) has no
-  answer.
+* `failover`: kill -9 of the host that leads a partition, its return, and SIGTERM of the one that leads then; for how
+  long a producer (librdkafka) has no answer.
 * `copies`: kill -9 of a host, and its return with an empty disk; the bytes that are copied to it, and the p99 of a
   producer at a steady rate meanwhile, against the p99 when all is well.
 

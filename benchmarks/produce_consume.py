@@ -9,7 +9,8 @@ Invariants:
   from round to round, so that whatever else the machine does hits all alike.
 * Before each measurement the file systems are synced: nobody pays for what another left in the page cache.
 * Each cell is loaded once, without being kept, before its rounds.
-* What a stage wrote is deleted at its end: a full run writes more than many a disk has.
+* What a stage wrote is deleted at its end: a full run writes more than many a disk has. The next stage begins when the
+  files are gone: removing gigabytes holds up every sync on the disk, of whichever server, by up to a tenth of a second.
 * The full run's longest stages work on servers of their own.
 """
 
@@ -63,6 +64,9 @@ MIB = 1 << 20
 LONG_RETENTION = {"retention.ms": "-1"}
 CELLS_RETENTION_BYTES = 64 << 20
 """The cells' topics keep no more than that in each stream: a full run would fill a small disk."""
+KAFKA_DELETES = {"log.segment.delete.delay.ms": "1000"}
+"""Files of deleted topics go after a second, not after a minute, when another stage would be under way."""
+GONE_SECONDS = 120.0
 STAGES = ("raw", "cells", "clients", "tail", "reader beside", "big log")
 Work = Callable[[], Row]
 """One measurement; gives back its figures."""
@@ -196,9 +200,9 @@ class Benchmark:
         directory.mkdir()
         peers: list[Peer] = [SidecarPeer(directory)]
         if kafkas:
-            peers.append(KafkaPeer(directory / "as-it-comes"))
+            peers.append(KafkaPeer(directory / "as-it-comes", overrides=KAFKA_DELETES))
         if any(kafkas):
-            flush = {"log.flush.interval.messages": "1"}
+            flush = {"log.flush.interval.messages": "1", **KAFKA_DELETES}
             peers.append(KafkaPeer(directory / "fsync", overrides=flush, name="Kafka, flush.messages=1"))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -249,10 +253,12 @@ class Benchmark:
         return name
 
     def _delete_topics(self) -> None:
-        """What a stage wrote is not kept for the next: together the stages write more than many a disk has."""
+        """What a stage wrote is not kept for the next, and nothing of it is left when that begins."""
         for peer, name in self._topics:
             with RawConnection(peer.port) as connection:
                 connection.delete_topic(name)
+        for peer, name in self._topics:
+            wait_gone(peer.data_path, name)
         self._topics.clear()
 
     def _in_turn(self, number: int, peers: Sequence[Peer]) -> list[Peer]:
@@ -463,6 +469,16 @@ class Benchmark:
                 if offset != wanted:
                     raise RawFailed(f"{peer.name}: the moment of record {wanted} led to {offset}")
         self.rows.add(what="seek", server=peer.name, round=0, **percentiles(latencies_s)._asdict())
+
+
+def wait_gone(data_path: Path, topic: str, seconds: float = GONE_SECONDS) -> None:
+    """Until a server's directory has no file of a deleted topic any more. Raises TimeoutError."""
+    deadline = time.perf_counter() + seconds
+    patterns = (f"streams/{topic}.*", f"{topic}-*-delete")  # ours, and Kafka's
+    while any(next(data_path.glob(pattern), None) is not None for pattern in patterns):
+        if time.perf_counter() > deadline:
+            raise TimeoutError(f"{data_path} still has files of the deleted topic {topic} after {seconds:.0f} s")
+        time.sleep(0.05)
 
 
 def _produced(produced: Produced, data: Payload) -> Row:

@@ -6,8 +6,7 @@ Invariants:
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
   Those of `begin` start at once, while such jobs are alone in their turns of the event loop anyway (`Solitude`).
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
-* Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
-  first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
+* Beside writes, catch-up reads keep to their share and let writes go first (`ReadsBeside`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -17,24 +16,25 @@ from typing import TypeVar
 
 import trio
 
+from logstore.disk.ahead import AHEAD_BYTES, AheadReads
 from logstore.disk.patience import Patience, Solitude
 from logstore.disk.readers import ReaderThreads
+from logstore.disk.reads_beside import ReadsBeside
 from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
 from logstore.errors import (
-    CairnError,
     CorruptChunk,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
 from logstore.events import LOOK_UP_INEXACT
-from logstore.interfaces import FileSystem
+from logstore.interfaces import FileSystem, ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob
-from logstore.log.read_ahead import ReadAhead, ReadPosition, split
-from logstore.log.read_share import ReadShare
+from logstore.log.read_ahead import ReadPosition, split
 from logstore.log.reading import (
+    MANY_BATCHES,
     QUICK_LOOK_UP_BYTES,
     QUICK_LOOK_UP_RECORDS,
     QUICK_READ_BATCHES,
@@ -58,11 +58,6 @@ from logstore.tier.reads import TierReads
 T = TypeVar("T")
 READERS = 4
 """Catch-up reads at a time: more would only take disk and interpreter time from the writers."""
-AHEAD_BYTES = 1 << 20
-"""Size of a read for a sequential reader, even if it asks for less: few large reads, with the next one under way."""
-AHEAD_TOTAL_BYTES = 8 << 20
-WRITE_WAIT_S = 0.001
-"""The longest wait of a catch-up read for a write: the two compete for the interpreter and the processors."""
 SCAN_CHUNKS = 64
 """Most chunks that one scan reads, so that the answer arrives before the client times out."""
 FIRST_CHECK_S = 30.0
@@ -91,14 +86,9 @@ class StoreEngine:
         """What `begin` has met: it ends the engine, and not only whoever called."""
         self._readers = ReaderThreads(READERS)
         self._look_ups = ReaderThreads(1)
-        self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
-        self._reading_ahead: dict[ReadPosition, trio.Event] = {}
-        self._nursery = nursery
         self.tier = TierReads(store.indexes, nursery)
-        self._share = ReadShare()
-        self._share_turn = trio.Lock()
-        self._syncing = 0
-        self._settled = trio.Event()
+        self._beside = ReadsBeside(lambda: store.queue.may_start)
+        self._ahead = AheadReads(self._beside, nursery, self._read_quickly, self._read_chunk)
         self._room = RoomWatch(store.space, store.report)
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
@@ -119,9 +109,11 @@ class StoreEngine:
 
     def begin(self) -> None:
         """Start the queued disk jobs now if they are alone, and wait for them if they are short and the disk is fast;
-        otherwise as `kick`. Call it when all that happens together has happened; tickets may settle meanwhile.
+        otherwise as `kick`. Call it when all that happens together has happened; tickets may settle meanwhile. Where
+        there is nothing to write, a piece is read ahead: a turn of the event loop for it would cost a tenth of it.
         """
         if not self.store.queue.may_start:
+            self._ahead.read_next()
             return
         if self._is_settling or not self.waits_for_short_jobs or not self._solitude.may_begin(self._turns.number):
             self._kicked.set()
@@ -180,8 +172,7 @@ class StoreEngine:
             if job.is_light:
                 light.append(job)
             else:
-                self._share.note_write(trio.current_time())
-                self._syncing += 1
+                self._beside.started(job)
                 self._writers.submit((job,))
         if light:  # a thread's turn costs more than such a job
             self._writers.submit(light)
@@ -193,7 +184,7 @@ class StoreEngine:
         self._is_settling = True
         try:
             for job, failure, took_s in self._writers.collect():
-                self._syncing -= not job.is_light
+                self._beside.ended(job)
                 if job.is_short:
                     self._patience.note(took_s)
                 self._room.ended(job, None if failure is None else failure[1])
@@ -204,7 +195,7 @@ class StoreEngine:
             self.kick()  # the answers come first, so that they need not wait for the next jobs
         else:
             self._start()
-        self._settled.set()
+        self._beside.settled()
         callbacks, self._after_settling = self._after_settling, []
         for callback in callbacks:
             callback()
@@ -243,10 +234,11 @@ class StoreEngine:
             self.kick()
 
     async def run_reads(self) -> None:
-        """Wake the tasks whose reads and look-ups have finished; runs until cancelled."""
+        """Wake the tasks whose reads and look-ups have finished, and read ahead; runs until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._readers.run_wake_ups)
             nursery.start_soon(self._look_ups.run_wake_ups)
+            nursery.start_soon(self._ahead.run)
 
     def stop_readers(self) -> None:
         """End the reader threads; no task may read any more."""
@@ -300,14 +292,12 @@ class StoreEngine:
             return await self.tier.serve(
                 stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
             )
-        await self._wait_for_share()
-        self._share.begin_read(max_bytes, trio.current_time())
-        under_way = self._reading_ahead.get(place)
-        if under_way is not None:
-            await under_way.wait()
+        await self._beside.wait()
+        paid_bytes = self._beside.begin(max_bytes)
+        await self._ahead.wait(place)
         stream.check_offset(offset)  # trimmed during a wait
-        result = self._ahead.take(place, max_bytes)
-        is_sequential = result is not None or self._ahead.is_sequential(place)
+        result = self._ahead.pieces.take(place, max_bytes)
+        is_sequential = result is not None or self._ahead.pieces.is_sequential(place)
         if result is None:
             most_bytes = max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes
             try:
@@ -320,50 +310,64 @@ class StoreEngine:
                     stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
                 )
             result, rest = split(found, max_bytes)
-            self._ahead.put(place._replace(offset=result.next_offset), rest)
-        self._share.end_read(max_bytes, result.size_bytes)
-        self._ahead.note(place, result.next_offset)
-        if is_sequential:
-            self._read_ahead(stream, place._replace(offset=result.next_offset))
+            self._ahead.pieces.put(place._replace(offset=result.next_offset), rest)
+        self._beside.end(paid_bytes, result.size_bytes)
+        self._ahead.read_on(stream, place, result.next_offset, is_sequential=is_sequential)
         return result
 
-    async def _wait_for_share(self) -> None:
-        """Before a catch-up read: beside writes, wait until reads have their share again, first come, first served."""
-        if self._share.wait_s(trio.current_time()):
-            async with self._share_turn:
-                await trio.sleep(self._share.wait_s(trio.current_time()))
-                await self._let_write_pass()
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether `read_ahead_of` may find something now."""
+        return self._ahead.may_give
 
-    async def _let_write_pass(self) -> None:
-        """Wait for a write that is under way or about to start, WRITE_WAIT_S at most."""
-        await trio.lowlevel.checkpoint()  # what has arrived in this turn is appended first
-        if self._syncing or self.store.queue.may_start:
-            if self._settled.is_set():
-                self._settled = trio.Event()
-            with trio.move_on_after(WRITE_WAIT_S):
-                await self._settled.wait()
+    def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
+        """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
+        `read`.
+        """
+        stream = self._own(stream)
+        if not stream.log_start_offset <= offset < stream.high_watermark:
+            return None
+        return self._ahead.give(stream, ReadPosition(stream, offset, False), max_bytes)
 
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         while True:
             view = self._view(stream, place.offset)
-            read = partial(
-                reading.read_chunk,
-                cache=self.store.indexes,
-                view=view,
-                offset=place.offset,
-                include_control=place.include_control,
-            )
             try:
                 try:
-                    quick = CachedFiles(self._fs, 2 * QUICK_READ_BYTES)
-                    return read(quick, max_bytes=min(max_bytes, QUICK_READ_BYTES), max_batches=QUICK_READ_BATCHES)
+                    return self._read_quickly(stream, place, max_bytes, view)
                 except NotQuick:
-                    return await self.offload(partial(read, self._fs, max_bytes=max_bytes))
+                    return await self.offload(partial(self._read_view, self._fs, view, place, max_bytes))
             except (CorruptChunk, FileNotFoundError) as error:
                 if await self._cleaned_since(stream, view) is None:
                     if isinstance(error, FileNotFoundError):
                         stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
                     raise
+
+    def _read_quickly(
+        self, stream: Stream, place: ReadPosition, max_bytes: int, view: ChunkView | None = None
+    ) -> ReadResult:
+        """Batches at a place that are in memory, read on the event loop. Raises NotQuick, CorruptChunk."""
+        quick = CachedFiles(self._fs, 2 * QUICK_READ_BYTES)
+        most_bytes = min(max_bytes, QUICK_READ_BYTES)
+        return self._read_view(quick, view or self._view(stream, place.offset), place, most_bytes, QUICK_READ_BATCHES)
+
+    def _read_view(
+        self,
+        files: ReadableFiles,
+        view: ChunkView,
+        place: ReadPosition,
+        max_bytes: int,
+        max_batches: int = MANY_BATCHES,
+    ) -> ReadResult:
+        return reading.read_chunk(
+            files,
+            self.store.indexes,
+            view,
+            place.offset,
+            max_bytes,
+            include_control=place.include_control,
+            max_batches=max_batches,
+        )
 
     async def _cleaned_since(self, stream: Stream, view: ChunkView) -> ChunkView | None:
         """The view of a chunk that was cleaned since `view`, whose positions did not fit; None if it was not."""
@@ -374,25 +378,6 @@ class StoreEngine:
             await self.wait(chunk.rewriting)
             return chunk.view(is_cold=view.is_cold)
         return None if chunk.revision == view.revision else chunk.view(is_cold=view.is_cold)
-
-    def _read_ahead(self, stream: Stream, place: ReadPosition) -> None:
-        """Start to read the batches that the reader will ask for next, unless they are in memory."""
-        is_known = self._ahead.holds(place) or place in self._reading_ahead
-        if is_known or len(self._reading_ahead) >= READERS:
-            return
-        if place.offset < stream.high_watermark and stream.read_tail(place.offset, 1) is None:
-            self._reading_ahead[place] = trio.Event()
-            self._nursery.start_soon(self._fill_ahead, stream, place)
-
-    async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
-        try:
-            if self._share.is_beside_writes(trio.current_time()):
-                await self._let_write_pass()
-            self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
-        except (CairnError, OSError):
-            pass  # the reader that asks for this place gets the same error
-        finally:
-            self._reading_ahead.pop(place).set()
 
     @staticmethod
     def _view(stream: Stream, offset: int) -> ChunkView:

@@ -187,7 +187,7 @@ async def _serve(settings: SidecarConfig) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
-            async with _end_at_signal(signals, report, nursery):
+            async with _end_at_signal(signals, report, nursery.cancel_scope):
                 cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
             if cluster is not None:
                 callers = open_stores(
@@ -303,10 +303,19 @@ async def _join(
     report: Report,
     nursery: trio.Nursery,
 ) -> None:
-    """Become a member of the cluster, if there is one. A signal ends the wait for the metadata store."""
-    if cluster is not None:
-        async with _end_at_signal(signals, report, nursery):
+    """Become a member of the cluster, if there is one. A signal ends the wait for the metadata store: the lease that
+    the host may have is ended first, while the store is open.
+    """
+    if cluster is None:
+        return
+    joining = trio.CancelScope()
+    async with _end_at_signal(signals, report, joining):
+        with joining:
             await cluster.join(_named(listeners), nursery)
+    if joining.cancel_called:
+        await cluster.resign()
+        nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint()
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
@@ -320,8 +329,8 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def _end_at_signal(signals: AsyncIterator[int], report: Report, nursery: trio.Nursery) -> AsyncIterator[None]:
-    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the nursery, since nothing is served yet;
+async def _end_at_signal(signals: AsyncIterator[int], report: Report, scope: trio.CancelScope) -> AsyncIterator[None]:
+    """While a host waits for the metadata store, SIGTERM or SIGINT cancels the scope, since nothing is served yet;
     SIGHUP is acted on later.
     """
     has_hung_up = False
@@ -332,7 +341,7 @@ async def _end_at_signal(signals: AsyncIterator[int], report: Report, nursery: t
             if number != signal.SIGHUP:
                 report(STOPPING, signal=signal.Signals(number).name)
                 service_manager.notify(service_manager.STOPPING)
-                nursery.cancel_scope.cancel()
+                scope.cancel()
                 return
             has_hung_up = True
 

@@ -39,8 +39,8 @@ class Host(Protocol):
 class ThisHost:
     """The machine on which this process runs."""
 
-    def __init__(self) -> None:
-        self.network: Network = HostNetwork()
+    def __init__(self, network: Network | None = None) -> None:
+        self.network: Network = network or HostNetwork()
 
     def wall_ms(self) -> int:
         """The system's clock."""

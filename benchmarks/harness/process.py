@@ -44,6 +44,11 @@ class Peer(Protocol):
         """Its process."""
         ...
 
+    @property
+    def data_path(self) -> Path:
+        """Where its files are."""
+        ...
+
     def start(self) -> None:
         """Start it and return at once."""
         ...

@@ -43,6 +43,10 @@ class Trio(Protocol):
         """kill -9."""
         ...
 
+    def stop(self, node: int) -> None:
+        """SIGTERM, and wait for its end."""
+        ...
+
     def wipe(self, node: int) -> None:
         """Give a host that does not run an empty disk."""
         ...
@@ -82,6 +86,10 @@ class CairnTrio:
     def kill(self, node: int) -> None:
         """See Trio."""
         self._cluster.by_node(node).kill()
+
+    def stop(self, node: int) -> None:
+        """See Trio."""
+        self._cluster.by_node(node).stop()
 
     def wipe(self, node: int) -> None:
         """See Trio."""
@@ -134,6 +142,11 @@ class KafkaTrio:
         """See Trio."""
         self._running.discard(node)
         self._peers[node].kill()
+
+    def stop(self, node: int) -> None:
+        """See Trio."""
+        self._running.discard(node)
+        self._peers[node].stop()
 
     def wipe(self, node: int) -> None:
         """See Trio."""

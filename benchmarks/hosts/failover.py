@@ -1,4 +1,4 @@
-"""For how long a producer has no answer when the host that leads is killed, and when it comes back."""
+"""For how long a producer has no answer when the host that leads is killed, comes back, or is stopped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.hosts.topics import FAILOVER, Measured, note_memory, wait_whole
 
 
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
-    """All rounds: one kill and one return in each cluster."""
+    """All rounds: a kill, the return, and a planned stop in each cluster."""
     for number in range(1, measured.plan.losses + 1):
         for trio in chance.sample(trios, len(trios)):
-            row = _lose_leader(trio, measured.plan.around_s)
+            row = {**_lose_leader(trio, measured.plan.around_s), **_stop_leader(trio, measured.plan.around_s)}
             measured.rows.add(part="failover", round=number, peer=trio.name, **row)
             note_memory(measured, trio, "failover")
             measured.console.print(f"  {trio.name}: {row}", markup=False)
@@ -48,6 +48,21 @@ def _lose_leader(trio: Trio, around_s: float) -> dict[str, float | int]:
         "whole_s": whole_s - begun_s,
         "failed_records": len(producer.errors),
     }
+
+
+def _stop_leader(trio: Trio, around_s: float) -> dict[str, float | int]:
+    """SIGTERM; the host is back when this returns."""
+    node = wait_whole(trio, FAILOVER).partitions[0].leader
+    with SteadyProducer(trio.ports(), FAILOVER) as producer:
+        _go_on(trio, producer, time.monotonic(), around_s / 2)
+        asked_s = time.monotonic()
+        trio.stop(node)
+        _go_on(trio, producer, time.monotonic(), around_s)
+        silent_s = producer.silence_s(asked_s, time.monotonic())
+    trio.begin(node)
+    trio.wait_ready(node)
+    wait_whole(trio, FAILOVER)
+    return {"stop_silence_s": silent_s, "stop_failed_records": len(producer.errors)}
 
 
 def _go_on(trio: Trio, producer: SteadyProducer, since_s: float, seconds: float) -> None:

@@ -34,7 +34,7 @@ class Plan:
     steady_s: float
     """Of the steady producer, when all is well."""
     around_s: float = 2.0
-    """For how long the producer of `failover` goes on after each loss and each return; half of it before."""
+    """For how long the producer of `failover` goes on after each loss, return and stop; half of it before."""
     with_kafka: bool = True
 
 

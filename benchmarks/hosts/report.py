@@ -16,12 +16,13 @@ from benchmarks.harness.meter import median
 from benchmarks.harness.report import Goal, Row, Rows, at_least, at_most
 from benchmarks.hosts.plan import CAIRN, DEPTHS, KAFKA, KAFKA_FLUSH, PARTITIONS, PEERS, SIZES
 
-FAILOVER_RATIO, FAILOVER_S = 1 / 3, 3.0
+FAILOVER_RATIO, FAILOVER_S, STOP_S = 1 / 3, 3.0, 1.0
 MEMORY_MB = 150.0
 P99_RATIO = 1.2
 AT_LEAST = {KAFKA_FLUSH: 1.0, KAFKA: 0.8}
 """Of Kafka's requests a second, with and without its flush."""
 COLOURS = {CAIRN: "tab:blue", KAFKA: "tab:orange", KAFKA_FLUSH: "tab:red"}
+FAILOVER_FIGURES = {"kill_silence_s": "killed", "return_silence_s": "back", "stop_silence_s": "stopped"}
 Table = tuple[str, tuple[str, ...], list[list[str]]]
 
 
@@ -48,6 +49,9 @@ def find_goals(rows: Rows) -> list[Goal]:
     ratios = rows.ratios("kill_silence_s", {"peer": CAIRN}, {"peer": KAFKA}, part="failover")
     if ratios:
         goals.append(at_most("the same to Kafka's", median(ratios), "×", FAILOVER_RATIO, ratios))
+    silent = rows.values("stop_silence_s", part="failover", peer=CAIRN)
+    if silent:
+        goals.append(at_most("no acknowledgement at a planned stop of the leader", median(silent), "s", STOP_S, silent))
     ratios = rows.values("p99_ratio", part="copies", peer=CAIRN)
     if ratios:
         goals.append(at_most("p99 beside copies to a lost host", median(ratios), "×", P99_RATIO, ratios))
@@ -78,9 +82,18 @@ def tables(rows: Rows) -> list[Table]:
             lines,
         )
     )
-    names = ("kill_silence_s", "return_silence_s", "ready_s", "whole_s", "failed_records")
+    names = ("kill_silence_s", "return_silence_s", "stop_silence_s", "ready_s", "whole_s", "failed_records")
     columns: tuple[str, ...]
-    columns = ("server", "rounds", "killed, s", "back, s", "serves after, s", "in sync after, s", "records failed")
+    columns = (
+        "server",
+        "rounds",
+        "killed, s",
+        "back, s",
+        "stopped, s",
+        "serves after, s",
+        "in sync after, s",
+        "records failed",
+    )
     found.append(("Seconds without an acknowledgement", columns, _by_peer(rows, "failover", names)))
     names = ("held_bytes", "copied_bytes", "member_s", "copies_s", "calm_p99_ms")
     names += ("joining_p99_ms", "copying_p99_ms", "beside_p99_ms", "p99_ratio")
@@ -121,8 +134,8 @@ def draw(rows: Rows, path: Path) -> None:
         _scale(axis, rows, "produce")
         axis.set_title(f"Requests of {size // 1024} KB a second, on three replicas")
         axis.legend(loc="upper left", fontsize=8)
-    _draw_parts(rows, axes[1][0], "failover", {"kill_silence_s": "killed", "return_silence_s": "back"})
-    axes[1][0].set_title("Seconds without an acknowledgement, leader lost")
+    _draw_parts(rows, axes[1][0], "failover", FAILOVER_FIGURES)
+    axes[1][0].set_title("Seconds without an acknowledgement, leader lost or stopped")
     _draw_parts(rows, axes[1][1], "copies", {"calm_p99_ms": "all is well", "beside_p99_ms": "beside copies"})
     axes[1][1].set_title("p99 of a steady producer, ms")
     figure.savefig(path, dpi=100)

@@ -178,7 +178,7 @@ class Admin:
         error, message = self._client.call(wire.INCREMENTAL_ALTER_CONFIGS, request, admin_wire.alter_topic_reply)
         if error == INVALID_CONFIG:
             raise InvalidConfig(message or f"settings of topic {topic!r}")
-        self._check(error, message or f"topic {topic!r}", "AlterConfigs on the topic")
+        self._check(error, message or f"topic {topic!r}", "AlterConfigs on the topic", is_bare=not message)
 
     def sizes(self) -> dict[TopicPartition, int] | None:
         """The bytes of each stream's chunks; None without Describe on the cluster."""
@@ -241,9 +241,9 @@ class Admin:
 
     # ---- checks
 
-    def _check(self, error: int, what: str, right: str) -> None:
+    def _check(self, error: int, what: str, right: str, *, is_bare: bool = True) -> None:
         if error:
-            raise SidecarRefused(f"{what} at {self._client.where}", code=error, right=right)
+            raise SidecarRefused(f"{what} at {self._client.where}", code=error, right=right, is_bare=is_bare)
 
     def _only(self, answers: Mapping[str, int], name: str) -> int:
         if name not in answers:

@@ -229,7 +229,7 @@ def delete_topics_request(topics: Sequence[str], *, timeout_ms: int) -> bytes:
 
 
 def delete_topics_reply(body: Buffer) -> dict[str, int]:
-    """Error codes by topic. Raises MalformedReply."""
+    """Error codes by topic; this version has no messages. Raises MalformedReply."""
     reader = WireReader(body)
     reader.int32()  # throttle time
     return {reader.string(): reader.int16() for _ in range(reader.count())}

@@ -50,6 +50,8 @@ DEFAULT_LIMIT_S: Final = 60.0
 """How long a call may retry: a sidecar restarts in about a second, a host in less than a minute."""
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long the client waits for the sidecar to send or take bytes before the connection counts as dead."""
+ANSWER_SHARE: Final = 0.8
+"""Of that time, in which the sidecar is to answer what changes something: then its answer says why it could not."""
 FETCH_WAIT_MS: Final = 500
 CREATION_WAIT_S: Final = 5.0
 """How long a topic that is created on demand may take to appear."""
@@ -82,7 +84,7 @@ class Client:
         self._network = secured(network or HostNetwork(), security, client_id)
         self._connections = Connections(addresses, self._network, request_timeout_s)
         self._limit_s = limit_s
-        self._request_timeout_s = request_timeout_s
+        self._answer_ms = int(request_timeout_s * ANSWER_SHARE * 1000)
         self._client_id = client_id
         self._correlation_id = 0
         self._asked_for: TopicPartition | None = None
@@ -176,8 +178,7 @@ class Client:
         """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
         InvalidConfig for an invalid setting, SidecarRefused for any other error.
         """
-        timeout_ms = int(self._request_timeout_s * 1000)
-        body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms, replicas=replicas)
+        body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=self._answer_ms, replicas=replicas)
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_TOPICS, [body]))
@@ -195,7 +196,7 @@ class Client:
         """Give a topic more partitions, `count` in total. Raises InvalidPartitions if it has at least `count` (after a
         lost connection, perhaps by this very call), SidecarRefused for any other error.
         """
-        body = wire.create_partitions_request(name, count, timeout_ms=int(self._request_timeout_s * 1000))
+        body = wire.create_partitions_request(name, count, timeout_ms=self._answer_ms)
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_PARTITIONS, [body]))
@@ -224,12 +225,12 @@ class Client:
 
         Raises SidecarRefused (OFFSET_OUT_OF_RANGE for an offset above the high watermark).
         """
-        body = wire.delete_records_request(stream, before_offset, timeout_ms=int(self._request_timeout_s * 1000))
+        body = wire.delete_records_request(stream, before_offset, timeout_ms=self._answer_ms)
 
         def ask() -> int:
             trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body], stream))
             if trimmed.error:
-                raise SidecarRefused(f"trimming {stream} at {self.where}", code=trimmed.error)
+                raise SidecarRefused(f"trimming {stream} at {self.where}", code=trimmed.error, is_bare=True)
             return trimmed.log_start_offset
 
         return self._retry(ask)
@@ -252,10 +253,9 @@ class Client:
         """Append batches; returns the base offset. Never sent twice: after Unavailable, the batches may or may not have
         been appended. Raises SidecarRefused.
         """
-        timeout_ms = int(self._request_timeout_s * 1000)
         self._retry(partial(self._reach_leader, stream))
         try:
-            body = self._ask(wire.PRODUCE, wire.produce_request(stream, records, timeout_ms=timeout_ms), stream)
+            body = self._ask(wire.PRODUCE, wire.produce_request(stream, records, timeout_ms=self._answer_ms), stream)
         except OSError as error:
             self._connections.fail()
             raise Unavailable(f"{self.where}: lost during a produce to {stream} ({error})") from error

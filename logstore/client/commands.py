@@ -16,6 +16,7 @@ from logstore.client.kafka_properties import stranger_warnings
 from logstore.client.network import HostNetwork
 from logstore.client.properties import parse_properties
 from logstore.client.security import ClientSecurity, parse_security
+from logstore.client.told_network import ToldNetwork
 from logstore.errors import InvalidConfig
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
@@ -87,4 +88,5 @@ def security_of(arguments: argparse.Namespace) -> ClientSecurity:
 
 def client_of(arguments: argparse.Namespace, *, limit_s: float = DEFAULT_LIMIT_S) -> Client:
     """A client of --servers. Raises InvalidConfig, CommandConfigUnusable."""
-    return Client(parse_addresses(arguments.servers), limit_s=limit_s, security=security_of(arguments))
+    addresses, security = parse_addresses(arguments.servers), security_of(arguments)
+    return Client(addresses, ToldNetwork(limit_s), limit_s=limit_s, security=security)

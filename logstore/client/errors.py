@@ -11,6 +11,7 @@ from logstore.errors import CairnError
 
 NONE: Final = 0
 OFFSET_OUT_OF_RANGE: Final = 1
+REQUEST_TIMED_OUT: Final = 7
 CORRUPT_MESSAGE: Final = 2
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
@@ -26,7 +27,7 @@ _NAMES: Final = {
     UNKNOWN_TOPIC_OR_PARTITION: "UNKNOWN_TOPIC_OR_PARTITION",
     LEADER_NOT_AVAILABLE: "LEADER_NOT_AVAILABLE",
     NOT_LEADER: "NOT_LEADER_OR_FOLLOWER",
-    7: "REQUEST_TIMED_OUT",
+    REQUEST_TIMED_OUT: "REQUEST_TIMED_OUT",
     10: "MESSAGE_TOO_LARGE",
     17: "INVALID_TOPIC_EXCEPTION",
     19: "NOT_ENOUGH_REPLICAS",
@@ -66,9 +67,15 @@ _HINTS: Final = {
     30: _ASK_FOR_RIGHTS,
     31: _ASK_FOR_RIGHTS,
 }
+ASK_HOSTS: Final = (
+    "the host could not do it in time: in a cluster that is so while the metadata store is away, and `cairn hosts` "
+    "says whether it is"
+)
 # The same request may succeed later: the server is starting, the topic is being created, the disk was full.
 NOT_COORDINATING: Final = frozenset((14, 15, 16))
-RETRIABLE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 7, *NOT_COORDINATING, 19, 20, 56, 74, 75, 78))
+RETRIABLE: Final = frozenset(
+    (LEADER_NOT_AVAILABLE, NOT_LEADER, REQUEST_TIMED_OUT, *NOT_COORDINATING, 19, 20, 56, 74, 75, 78)
+)
 ELSEWHERE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 74, 75))
 """Another host may lead the stream: its leader is looked up before the request is sent again."""
 
@@ -102,11 +109,11 @@ def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
 
 class SidecarRefused(CairnError):
     """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do; `right` is
-    that which the request needs, where the answer does not name it.
+    that which the request needs, where the answer does not name it. `is_bare`: the answer has a code and no words.
     """
 
-    def __init__(self, message: str, *, code: int, right: str = "") -> None:
-        hint = _HINTS.get(code)
+    def __init__(self, message: str, *, code: int, right: str = "", is_bare: bool = False) -> None:
+        hint = ASK_HOSTS if is_bare and code == REQUEST_TIMED_OUT else _HINTS.get(code)
         if hint == _ASK_FOR_RIGHTS and right:
             hint = f"ask for an ACL that allows {right}"
         super().__init__(f"{message}: {name_of(code)}" + (f"; {hint}" if hint else ""))

@@ -69,6 +69,15 @@ class ClusterEngine:
             raise ForeignStream(stream, self)
         return stream
 
+    @property
+    def has_read_ahead(self) -> bool:
+        """False: where a replicated stream's chunks lie is looked at before each read."""
+        return False
+
+    def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
+        """None: see `has_read_ahead`."""
+        return None
+
     async def read(
         self,
         stream: ServedStream,

@@ -195,9 +195,9 @@ class ClusterHost:
         return self._copies
 
     @property
-    def coordinator_entry(self) -> schema.StoredCoordinator:
-        """This host in its present life, for when it coordinates copies."""
-        return schema.StoredCoordinator(host=self.name, start=self._membership.member.start)
+    def start(self) -> str:
+        """The random name of this host's present life."""
+        return self._membership.member.start
 
     @property
     def lease_id(self) -> int:

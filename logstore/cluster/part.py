@@ -14,7 +14,6 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
-from logstore.base.metadata.schema import StoredCoordinator
 from logstore.base.tls import PeerTls
 from logstore.cluster.epochs.epochs_home import EpochsHome, StagingLimits
 from logstore.cluster.epochs.reader_holds import ReaderHolds
@@ -67,8 +66,12 @@ class HostMember(Protocol):
         """The lease under which it is one; 0: it surely is none now."""
 
     @property
-    def coordinator_entry(self) -> StoredCoordinator:
-        """Its name, and the life that it is in."""
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def start(self) -> str:
+        """The random name of the life that it is in."""
 
 
 class ClusterPart(Protocol):

@@ -22,12 +22,12 @@ import trio
 
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
 from logstore.cluster.streams.wait_notes import WaitNotes
+from logstore.cluster.while_there import require_there
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,
@@ -171,11 +171,8 @@ class Survey:
         return PlacesReply(tuple(places), counts.is_complete)
 
     def require_metadata(self) -> None:
-        """Raise MetadataUnavailable if the metadata store does not answer: who waits for it would not learn why."""
-        if self._store.statistics.away:
-            raise MetadataUnavailable(
-                f"the metadata store is away ({self._store.statistics.away}); records are written and read meanwhile"
-            )
+        """Raise MetadataUnavailable if the metadata store does not answer."""
+        require_there(self._store)
 
     def is_alive(self, member: Member) -> bool:
         """Whether a member of a chunk is alive, on the disk that it was chosen with."""

@@ -8,6 +8,7 @@ from logstore.base.addresses import Address
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.commands import add_server_arguments, security_of
 from logstore.client.security import ClientSecurity
+from logstore.client.told_network import ToldNetwork
 from logstore.commands.output import UsageError
 from logstore.errors import InvalidConfig
 
@@ -78,6 +79,7 @@ def connect_to(arguments: argparse.Namespace, address: str) -> Client:
 def _client(addresses: Sequence[Address], arguments: argparse.Namespace, security: ClientSecurity) -> Client:
     return Client(
         addresses,
+        ToldNetwork(arguments.timeout),
         limit_s=arguments.timeout,
         request_timeout_s=arguments.timeout,
         client_id="cairn-command",

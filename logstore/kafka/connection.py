@@ -16,8 +16,9 @@ Invariants:
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
 * Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
-* Without TLS, short requests of the common form are begun by the task of `logstore.base.readiness`, which serves all
-  connections, while this connection's own task waits for data; all else is done by its own task.
+* Without TLS, short requests of the common form, and fetches that were read ahead, are begun by the task of
+  `logstore.base.readiness`, which serves all connections, while this connection's own task waits for data; all else is
+  done by its own task.
 * `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
   connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
 """
@@ -39,7 +40,7 @@ from logstore.errors import CairnError, MalformedRequest
 from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.format.epoch_api import SCAN, STAGE
 from logstore.interfaces import Buffer
-from logstore.kafka import codec, fetch, produce, single_batch
+from logstore.kafka import codec, fetch, produce, ready_fetch, single_batch
 from logstore.kafka.answers import SLOT_BYTES, AnswerLine, AnswerSlot
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
@@ -160,7 +161,7 @@ class ClientConnection:
         self._reading_ended_by = ConnectionEvent.TIMED_OUT
         """The event that a cancellation of `_receiving` stands for; its deadline is the client's."""
         self._why_cut = PLACE_TAKEN
-        self._produced = handlers.meter.of(produce.KEY)
+        self._produced, self._fetched = handlers.meter.of(produce.KEY), handlers.meter.of(fetch.KEY)
         self._leaders: Leaders | None = None
         if broker.placement is not None:
             listener = caller.advertised_host, caller.advertised_port
@@ -314,12 +315,20 @@ class ClientConnection:
                 self._on_request(self.give_way)
                 self._is_first_of_burst = False
             self._begun += 1
-            if has_checks or not single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
+            if has_checks or not self._begin_at_once(request):
                 self._request, self._is_common = request, False
                 return False
             self._is_common = len(request) < SMALL_BYTES
             if self._lacks_room:
                 return False
+
+    def _begin_at_once(self, request: memoryview) -> bool:
+        """Begin a request of a common form; False: it has another form, or may have to wait."""
+        if single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
+            return True
+        if self._frames.has_more:  # many fetches may be served without a wait: others run in between
+            return False
+        return ready_fetch.start(self._broker, self._line, self._fetched, request, self._answers)
 
     def _receives_more(self) -> bool:
         """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop."""

@@ -34,7 +34,7 @@ MIN_VERSION, MAX_VERSION = 4, 18
 FIRST_FLEXIBLE = 12
 FIRST_WITH_IDS = 13
 """Topics are named by id from this version on."""
-_FIRST_WITHOUT_REPLICA = 15
+FIRST_WITHOUT_REPLICA = 15
 """The replica's id is a tagged field from this version on; consumers have none."""
 _FIRST_WITH_LEADER = 16
 """The current leader is told with the addresses that it needs."""
@@ -92,7 +92,7 @@ class _PartitionAnswer(NamedTuple):
 def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
     """Decode a Fetch request's body, from `at` on. Raises MalformedRequest."""
     reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
-    if version < _FIRST_WITHOUT_REPLICA:
+    if version < FIRST_WITHOUT_REPLICA:
         reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
     reader.int8()

@@ -281,6 +281,16 @@ class Writer:
         return parts
 
 
+def uvarint(value: int) -> bytes:
+    """An unsigned varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def frame(correlation_id: int, body: list[Buffer], *, flexible_header: bool) -> list[Buffer]:
     """A response frame: length, header (v1 if flexible, else v0), body."""
     head = _INT32.pack(correlation_id) + (b"\x00" if flexible_header else b"")

@@ -187,6 +187,11 @@ class DiskJob:
         """Whether the job is one write that nobody waits to be synced: the kernel takes the bytes, and that is all."""
         return len(self.operations) == 1 and isinstance(self.operations[0], WriteFile)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the job makes data durable, which somebody waits for."""
+        return any(isinstance(operation, Sync) for operation in self.operations)
+
     def run(self, fs: FileSystem) -> tuple[Operation, OSError] | None:
         """Run the operations on `fs` (any thread). Returns the failure to report, or None.
 

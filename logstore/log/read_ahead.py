@@ -36,6 +36,11 @@ class ReadAhead:
         self._entries: OrderedDict[ReadPosition, ReadResult] = OrderedDict()
         self._positions: OrderedDict[ReadPosition, None] = OrderedDict()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return not self._entries
+
     def holds(self, place: ReadPosition) -> bool:
         """Whether there is an entry for this place."""
         return place in self._entries

@@ -4,9 +4,10 @@ A reader that catches up at full speed keeps the event loop and a processor busy
 spaced: most batches that arrive then find the event loop and a processor free.
 
 Invariants:
-* Without a sync for BESIDE_S seconds, no read is held up.
-* Beside writes a read begins only when all earlier reads are paid for: a MiB costs a millisecond. A small read hardly
-  delays the next one.
+* Without a sync for BESIDE_S seconds, no read is held up, and no read is paid for: what was read meanwhile delays
+  nobody when the next write begins.
+* Beside writes a read begins only when all earlier reads beside writes are paid for: a MiB costs a millisecond. A small
+  read hardly delays the next one.
 * No clock, no I/O: the caller says what time it is, and waits.
 """
 
@@ -37,10 +38,16 @@ class ReadShare:
         """For how long the next read has to wait; 0: it may begin."""
         return max(0.0, self._free_s - now_s) if self.is_beside_writes(now_s) else 0.0
 
-    def begin_read(self, most_bytes: int, now_s: float) -> None:
-        """A read begins that is to give so many bytes at most: reads that begin before it has ended pay for that."""
+    def begin_read(self, most_bytes: int, now_s: float) -> int:
+        """A read begins that is to give so many bytes at most: reads that begin before it has ended pay for that.
+        Returns how many bytes are paid for, which `end_read` is to be told: none if nothing is written now.
+        """
+        if not self.is_beside_writes(now_s):
+            return 0
         self._free_s = max(self._free_s, now_s) + most_bytes / BYTES_PER_S
+        return most_bytes
 
-    def end_read(self, most_bytes: int, size_bytes: int) -> None:
-        """That read has given so many bytes; one batch may be more than it was to give."""
-        self._free_s += (size_bytes - most_bytes) / BYTES_PER_S
+    def end_read(self, paid_bytes: int, size_bytes: int) -> None:
+        """A read that has paid for so many bytes has given so many; one batch may be more than it was to give."""
+        if paid_bytes:
+            self._free_s += (size_bytes - paid_bytes) / BYTES_PER_S

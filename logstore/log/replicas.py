@@ -81,7 +81,7 @@ LANES: Final = 3
 """Cuts and removals that work on files at a time: a takeover may cut hundreds, and appends need the disk as well."""
 CONFIG: Final = TopicConfig(retention_ms=-1, segment_bytes=1 << 62, segment_ms=1 << 62)
 """A replica is one chunk, however large and old; only its registration seals it or lets it go."""
-Key = tuple[str, int]
+ChunkKey = tuple[str, int]
 """A chunk: stream and epoch."""
 
 
@@ -122,12 +122,12 @@ class ReplicaChunks:
         self._ledger = ledger
         self._lanes = [BackgroundJobs(host.notify) for _ in range(LANES)]
         self._directories = DirectoryMaker(host.notify)
-        self._replicas: dict[Key, LocalReplica] = {}
-        self._turns: dict[Key, _Turn] = {}
-        self._sealed_logs: OrderedDict[Key, LocalReplica] = OrderedDict()
-        self._moved: dict[Key, LocalReplica] = {}
+        self._replicas: dict[ChunkKey, LocalReplica] = {}
+        self._turns: dict[ChunkKey, _Turn] = {}
+        self._sealed_logs: OrderedDict[ChunkKey, LocalReplica] = OrderedDict()
+        self._moved: dict[ChunkKey, LocalReplica] = {}
         """Open replicas with more than their entries prove."""
-        self._ends_before: dict[Key, ChunkPrefix] = {}
+        self._ends_before: dict[ChunkKey, ChunkPrefix] = {}
         self._serial = 0
 
     @classmethod
@@ -173,7 +173,7 @@ class ReplicaChunks:
 
     # ---- what is here
 
-    def stored(self) -> dict[Key, StoredReplica]:
+    def stored(self) -> dict[ChunkKey, StoredReplica]:
         """What there is of each chunk, durably."""
         return {
             key: StoredReplica(each.base_offset, each.end, each.is_sealed, each.is_damaged)
@@ -226,7 +226,7 @@ class ReplicaChunks:
             if len(self._sealed_logs) > MAX_SEALED_LOGS:
                 self._give_up_log(*self._sealed_logs.popitem(last=False))
 
-    def _give_up_log(self, key: Key, replica: LocalReplica) -> None:
+    def _give_up_log(self, key: ChunkKey, replica: LocalReplica) -> None:
         """Forget a sealed replica's stream, unless it has not come to rest yet."""
         if replica.log is None:
             return
@@ -298,7 +298,7 @@ class ReplicaChunks:
         """Note what is durable of all replicas; settles when that is done, or has failed."""
         return self._note_durable(list(self._moved.items()))
 
-    def _note_durable(self, moved: Sequence[tuple[Key, LocalReplica]]) -> Ticket[None]:
+    def _note_durable(self, moved: Sequence[tuple[ChunkKey, LocalReplica]]) -> Ticket[None]:
         noted = Ticket[None].succeeded(None)
         for key, replica in moved:
             del self._moved[key]
@@ -307,7 +307,7 @@ class ReplicaChunks:
         return start(all_settled([noted]))
 
     def _in_turn(
-        self, key: Key, work: Callable[[], Coroutine[Any, Any, None]], *, is_append: bool = False
+        self, key: ChunkKey, work: Callable[[], Coroutine[Any, Any, None]], *, is_append: bool = False
     ) -> Ticket[None]:
         before = self._turns.get(key)
         goes_on = before is None or before.ticket.done or (is_append and before.is_append)
@@ -317,7 +317,7 @@ class ReplicaChunks:
             ticket.add_callback(lambda _: self._end_turn(key, turn))
         return ticket
 
-    def _end_turn(self, key: Key, turn: _Turn) -> None:
+    def _end_turn(self, key: ChunkKey, turn: _Turn) -> None:
         if self._turns.get(key) is turn:
             del self._turns[key]
 

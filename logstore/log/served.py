@@ -251,6 +251,15 @@ class ServingEngine(Protocol):
         their way from the tier: the stream's waiters are woken then. Raises CairnError, OSError.
         """
 
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether `read_ahead_of` may find something now."""
+
+    def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
+        """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
+        `read`.
+        """
+
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; None if there is none. Raises CairnError, OSError."""
 

@@ -18,7 +18,7 @@ Sources: etcd's transactions with `mod_revision`; ZooKeeper as BookKeeper uses i
 
 from dataclasses import dataclass
 
-from logstore.replica.registrations import Member, StreamRegistration
+from logstore.replica.registrations import StreamRegistration
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,3 @@ class SwapInFlight:
     sent_ms: int
     is_repair: bool = False
     is_trim: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LiveMembers:
-    """The members whose leases hold, in the order in which replica sets should prefer them (Peace's, later)."""
-
-    members: tuple[Member, ...]

@@ -190,7 +190,8 @@ HEALTH = Object(
         "status": Field(
             String(choices=("ok", "failing", "standby")),
             "failing: nothing can be stored, or no host of the cluster leads; standby: another host of it leads",
-        )
+        ),
+        "why": Field(Optional(String(300)), "what is wrong, where there is more to say", None),
     },
 )
 
@@ -259,7 +260,7 @@ ROUTES: tuple[Route, ...] = (
             201: RouteAnswer("accepted", REQUEST_VIEW),
             200: RouteAnswer("it was there already, and is the same", REQUEST_VIEW),
         },
-          body=SUBMIT, errors=(404, 409), large=True),
+          body=SUBMIT, errors=(404, 409, 507), large=True),
     Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",
           {200: _VIEW}, _BY_NAME, body=RESUBMIT, errors=(404, 409)),

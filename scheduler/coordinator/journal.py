@@ -70,6 +70,11 @@ class MetadataJournal:
         return self._metadata.obstacle
 
     @property
+    def limit_bytes(self) -> float:
+        """See Metadata."""
+        return self._metadata.limit_bytes
+
+    @property
     def left_bytes(self) -> float:
         """How many bytes of keys and values may be recorded beside those that are."""
         return self._metadata.left_bytes - self._unstored_bytes

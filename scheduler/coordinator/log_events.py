@@ -37,6 +37,10 @@ COORDINATOR_LEADS: Final = LogEvent("coordinator_leads")
 COORDINATOR_LEADS_NO_MORE: Final = LogEvent("coordinator_leads_no_more")
 COORDINATOR_FOLLOWS: Final = LogEvent("coordinator_follows")
 COORDINATOR_DATABASE_TAKEN: Final = LogEvent("coordinator_database_taken")
+COORDINATOR_DATABASE_LEFT: Final = LogEvent("coordinator_database_left", Level.WARNING)
+COORDINATOR_AWAITS_STATE: Final = LogEvent("coordinator_awaits_state", Level.WARNING)
+COORDINATOR_NETWORK_DIFFERS: Final = LogEvent("coordinator_network_differs", Level.WARNING)
+COORDINATOR_NETWORK_AGREES: Final = LogEvent("coordinator_network_agrees")
 COORDINATOR_CANNOT_LEAD: Final = LogEvent("coordinator_cannot_lead", Level.WARNING)
 
 # ---- clients

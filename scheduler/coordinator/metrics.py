@@ -6,6 +6,7 @@ Invariants: names start with `cairn_coordinator_`; label values are bounded in n
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from math import inf
 from typing import Protocol
 
 from logstore.base import prometheus
@@ -33,9 +34,13 @@ def text(coordinator: Coordinator, traffic: Traffic) -> str:
     return prometheus.text(chain(_plan_metrics(coordinator), _host_metrics(traffic, leads=True)))
 
 
-def standby_text(traffic: Traffic) -> str:
+def standby_text(traffic: Traffic, *, awaits_state: bool, network_differs: bool) -> str:
     """All metrics of a host of a cluster that stands by."""
-    return prometheus.text(_host_metrics(traffic, leads=False))
+    beside = [
+        _gauge("awaits_state", "1: it is to lead, and cannot read the state yet", int(awaits_state)),
+        _gauge("network_differs", "1: the leader plans on another network than its own", int(network_differs)),
+    ]
+    return prometheus.text(chain(_host_metrics(traffic, leads=False), beside))
 
 
 def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:
@@ -80,6 +85,11 @@ def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:
     yield _counter("commits_total", "transactions stored", journal.commits)
     yield _counter("changes_total", "changes stored in them", journal.changes)
     yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
+    if journal.limit_bytes != inf:
+        stored_bytes = journal.limit_bytes - journal.left_bytes
+        yield _gauge("state_limit_bytes", "keys and values that the metadata store takes", journal.limit_bytes)
+        yield _gauge("state_bytes", "keys and values of the state", stored_bytes)
+        yield _gauge("state_promised_bytes", "room kept for requests under way", coordinator.room.promised_bytes)
     yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.failing is not None))
 
 

@@ -69,6 +69,7 @@ ERRORS: Mapping[int, str] = {
     415: "the body must be application/json",
     431: "the headers are too large",
     500: "a fault of the coordinator's; its log has more",
+    507: "the state of the cluster is full: try again when other requests have ended",
     503: "not now: the queue is full, nothing can be stored, no host leads, or the coordinator stops; try again",
 }
 COMMON_ERRORS = (307, 400, 401, 408, 413, 431, 500, 503)

@@ -42,6 +42,7 @@ from scheduler.coordinator.log_events import (
 )
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.registry import RequestEntry, RequestRegistry, host_change, restore_hosts, submission_text
+from scheduler.coordinator.state_room import StateRoom
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord
@@ -103,6 +104,7 @@ class Coordinator:
         self.settings = settings
         self.journal = journal
         self.registry = RequestRegistry()
+        self.room = StateRoom(journal, self.registry)
         self.checkpoints = CheckpointService(journal, self._ready, environment.report)
         self.hosts = Hosts(
             {server.name: server.address for server in environment.topology.servers}, settings.host_deadline_ms
@@ -159,6 +161,7 @@ class Coordinator:
             entry.heard_ms = self.now_ms()
             entry.ended_ms = self.now_ms() if entry.ended_ms is not None else None
         self.registry.restart_deadlines(self.now_ms())
+        self.room.look()
         self._commit(self._scheduler.restored)
 
     # ---- time
@@ -237,7 +240,8 @@ class Coordinator:
         for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
         self._report_unreachable()
-        is_full = self.journal.left_bytes < NEARLY_FULL_BYTES
+        self.room.look()
+        is_full = self.room.left_bytes < NEARLY_FULL_BYTES
         remember_ms = min(settings.remember_ms, FULL_REMEMBER_MS) if is_full else settings.remember_ms
         self.journal.record(self.registry.forget(now_ms - remember_ms, settings.max_remembered))
 
@@ -354,8 +358,7 @@ class Coordinator:
             return known, False
         if self.registry.live >= self.settings.scheduler.max_waiting:
             raise ApiError(UNAVAILABLE, f"the queue is full: {self.registry.live} requests wait; try again later")
-        if self.journal.left_bytes < len(submission_text(submission)):
-            raise ApiError(UNAVAILABLE, "the store is full: try again when other requests have ended")
+        self.room.admit(submission.name, submission.chunks, len(submission_text(submission)))
         if submission.writer is not None and self.hosts.record(submission.writer).lost:
             raise ApiError(
                 CONFLICT, f"writer={shown(submission.writer)}: this host is lost; register it first", "writer"
@@ -444,6 +447,7 @@ class Coordinator:
             if not allows(entry.state, RequestEvent.RESUBMIT):
                 why = f"request {shown(name)} is {entry.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
+            self.room.admit(name, chunks - (entry.record.chunks if entry.record is not None else 0))
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
         await self._wait_durable()
         return entry

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from logstore.client.commands import COMMAND_CONFIG_HELP, security_of
+from logstore.client.told_network import ToldNetwork
 from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.checkpoint.policy import PolicySettings
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
-        runner = Runner(fragment, given.partition, options, observe=_reporter(given.report_s))
+        host = ThisHost(ToldNetwork(options.limit_s))
+        runner = Runner(fragment, given.partition, options, observe=_reporter(given.report_s), host=host)
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             runner.stop()

@@ -4,8 +4,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from logstore.base.system import SystemClock
+from spe_adapter.demo.progress import shown_progress
 from spe_adapter.demo.report import show_table, write_page
 from spe_adapter.demo.story import DemoPlan, Failed, tell_story
 
@@ -31,24 +32,16 @@ def main(options: Namespace) -> int:
     )
     console = Console()
     console.print(f"{plan.records:,} purchases, {plan.items} items, {plan.kills} kills, seed {plan.seed}")
-    columns = (TextColumn("[bold]{task.description:<40}"), BarColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("starting Spark and a sidecar", total=1.0)
-
-            def tell(event: str, share: float) -> None:
-                progress.update(task, description=event, completed=share)
-                if event.startswith("kill"):
-                    progress.console.print(event)
-
+        with shown_progress(console, "starting a sidecar", SystemClock().monotonic_s) as tell:
             outcome = tell_story(plan, tell)
     except Failed as failure:
-        console.print(f"[red]{failure}")
+        console.print(f"[red]{failure}", soft_wrap=True)
         return NOT_EXACT
     except KeyboardInterrupt:
         console.print("interrupted; everything is stopped")
         return INTERRUPTED
     show_table(outcome, console)
     write_page(outcome, options.report)
-    console.print(f"report, with a picture of the throughput: {options.report}")
+    console.print(f"report, with a picture of the throughput: {options.report}", soft_wrap=True)
     return 0 if outcome.is_exact else NOT_EXACT

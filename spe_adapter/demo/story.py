@@ -26,6 +26,7 @@ from logstore.client.wire import TopicPartition
 from spe_adapter.checkpoint.service import read_status
 from spe_adapter.datasource.offsets import from_json
 from spe_adapter.demo.processes import Killable, sidecar_command, wait_until_ended
+from spe_adapter.demo.progress import DONE, Tell
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     Expected,
@@ -80,7 +81,7 @@ class Story:
 
     plan: DemoPlan
     directory: Path
-    tell: Callable[[str, float], None]
+    tell: Tell
     outcome: DemoOutcome = field(default_factory=DemoOutcome)
     _sidecar: Killable | None = None
     _query: Killable | None = None
@@ -102,12 +103,15 @@ class Story:
                 client.partitions(SOURCE, create=True)
                 client.partitions("averages", create=True)  # the stateful query makes its own topic
             self._started_s = time.monotonic()
+            self.tell("starting Spark", 0.0)
             self._start_query()
             appender = threading.Thread(target=self._append_all, daemon=True)
             appender.start()
             self._kill_on_schedule()
             self._wait(appender)
+            self.tell("computing what the results are to be", self._share)
             expected = self._expected()
+            self.tell("waiting for the last results", self._share)
             self._follow_until(expected)
             self._compare(expected)
         finally:
@@ -202,12 +206,12 @@ class Story:
             raise Failed(f"the query failed: {message['failed']}; see {self.directory / 'spark.log'}")
         if message.get("how"):
             self.outcome.recoveries.append(recovery_line(message))
-            self.tell(self.outcome.recoveries[-1], min(1.0, self._finished_rows / self.plan.records))
+            self.tell(self.outcome.recoveries[-1], self._share)
             return
         if message.get("rows"):
             self._rows[message["query"]] += message["rows"]
             self.outcome.batches[message["query"]].append((self._now_s(), message["rows"]))
-        self.tell(f"{self._finished_rows:,} purchases done", min(1.0, self._finished_rows / self.plan.records))
+        self.tell(f"{self._finished_rows:,} {DONE}", self._share)
 
     def _kill_on_schedule(self) -> None:
         moments = random.Random(self.plan.seed)
@@ -232,6 +236,10 @@ class Story:
         """What both queries have done, without the records that close the last windows."""
         return min(*self._rows.values(), self.plan.records)
 
+    @property
+    def _share(self) -> float:
+        return min(1.0, self._finished_rows / self.plan.records)
+
     def _has_finished(self, rows: float) -> bool:
         return self._finished_rows >= rows
 
@@ -240,7 +248,7 @@ class Story:
         self._unanswered.clear()
         kill = Kill(victim, self._now_s())
         self.outcome.kills.append(kill)
-        self.tell(f"kill −9: {victim}", min(1.0, self._finished_rows / self.plan.records))
+        self.tell(f"kill −9: {victim}", self._share)
         if "Spark" in victim and self._query is not None:
             self._query.kill()
             self._forget_state()
@@ -326,7 +334,7 @@ def _is_past(moment_s: float) -> bool:
     return time.monotonic() >= moment_s
 
 
-def tell_story(plan: DemoPlan, tell: Callable[[str, float], None]) -> DemoOutcome:
+def tell_story(plan: DemoPlan, tell: Tell) -> DemoOutcome:
     """Run the demonstration in a temporary directory, which is kept if it fails. Raises Failed."""
     directory = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     outcome = Story(plan, directory, tell).run()

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
+from logstore.client.network import Network
 from logstore.client.wire import LATEST
 from logstore.format.epoch_api import TaskOutput
 from logstore.format.reader_api import LOG_START
@@ -88,6 +89,7 @@ def fork(
     batch: int | None = None,
     epoch: int | None = None,
     options: Mapping[str, str],
+    network: Network | None = None,
 ) -> Fork:
     """Make a new query of the state of `query` (None: the only one in `topic`) as of the end of a batch of Spark's, or
     of an epoch of the log (neither: the newest).
@@ -96,12 +98,12 @@ def fork(
     is created. It goes on with the batch behind, in its source's input, which nothing here keeps from retention. What
     it needs of its own topic stays until it starts: it is a registered reader already, unless `options` allow trimming.
     `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints` where the log begins
-    behind a checkpoint.
+    behind a checkpoint. `network` is how the sidecar is reached; None: as by any client.
 
     Raises ForkRefused, CheckpointRefused, QueryNotFound, EpochNotFound, StateTrimmed and the sidecar's errors before
     anything is changed. After an interruption, call it again.
     """
-    parsed, host = parse_stateful(options, topic), ThisHost()
+    parsed, host = parse_stateful(options, topic), ThisHost(network)
     root = local_path(str(checkpoint))
     with connect(parsed.sink, host.network) as client:
         query = only_query(client, parsed.topic, query)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
+from logstore.client.network import Network
 from logstore.format.epoch_api import TaskOutput
 from logstore.format.reader_api import LOG_START
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
@@ -57,7 +58,13 @@ class Reset(NamedTuple):
 
 
 def reset(
-    *, topic: str, query: str, batch: int, checkpoint: str | Path | None = None, options: Mapping[str, str]
+    *,
+    topic: str,
+    query: str,
+    batch: int,
+    checkpoint: str | Path | None = None,
+    options: Mapping[str, str],
+    network: Network | None = None,
 ) -> Reset:
     """Take the state of `query` (Spark's query id) in `topic` back to the end of `batch`.
 
@@ -65,11 +72,11 @@ def reset(
     machine, from which the files of later batches are removed. If the checkpoint is elsewhere, remove every file with a
     number above `batch` from its directories `offsets` and `commits` before the query starts again; until then the
     query refuses to start. `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints`
-    where the log begins behind a checkpoint.
+    where the log begins behind a checkpoint. `network` is how the sidecar is reached; None: as by any client.
 
     Raises ResetRefused, StateTrimmed and the sidecar's errors before anything is changed.
     """
-    parsed, host = parse_stateful(options, topic), ThisHost()
+    parsed, host = parse_stateful(options, topic), ThisHost(network)
     sink = parsed.sink
     directory = None if checkpoint is None else local_path(str(checkpoint))
     newer = [] if directory is None else _newer_files(directory, batch)

@@ -14,8 +14,10 @@ from typing import Final
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.commands import add_server_arguments, client_of, properties_of, status_of
 from logstore.client.security import PROPERTIES
+from logstore.client.told_network import ToldNetwork
 from logstore.errors import CairnError
 from spe_adapter.checkpoint.whole_state import place_of
+from spe_adapter.datasource.options import DEFAULT_SINK_LIMIT_MS
 from spe_adapter.epochs.lookup import queries, standing_epoch
 from spe_adapter.state.query import default_root, usage
 from spe_adapter.tools.fork import fork
@@ -141,6 +143,8 @@ def _fields(state: InspectedState, windows: int) -> dict[str, object]:
     return fields
 
 
+SINK_LIMIT_S: Final = DEFAULT_SINK_LIMIT_MS / 1000
+"""How long `reset` and `fork` try."""
 _COLUMNS: Final = {
     "query": "query",
     "partition": "partition",
@@ -181,7 +185,7 @@ def _print_memory(directory: Path) -> None:
 def _fork(arguments: argparse.Namespace) -> None:
     made = fork(
         topic=arguments.topic, query=arguments.query, batch=arguments.batch, epoch=arguments.epoch, to=arguments.to,
-        checkpoint=arguments.checkpoint, options=_options(arguments),
+        checkpoint=arguments.checkpoint, options=_options(arguments), network=ToldNetwork(SINK_LIMIT_S),
     )  # fmt: skip
     print(
         f"query {made.query} begins in {arguments.to} with the {made.windows} windows of batch {made.batch} (epoch "
@@ -192,7 +196,7 @@ def _fork(arguments: argparse.Namespace) -> None:
 def _reset(arguments: argparse.Namespace) -> None:
     done = reset(
         topic=arguments.topic, query=arguments.query, batch=arguments.batch, checkpoint=arguments.checkpoint,
-        options=_options(arguments),
+        options=_options(arguments), network=ToldNetwork(SINK_LIMIT_S),
     )  # fmt: skip
     print(
         f"{arguments.query} goes on behind batch {done.batch}, epoch {done.epoch} of the log; epoch "

@@ -23,12 +23,12 @@ def test_smoke_run(tmp_path: Path) -> None:
     assert len(produced) == len(SIZES) * len(PARTITIONS) * len(DEPTHS)
     assert {row["peer"] for row in found["rows"]} == {CAIRN}
     (lost,) = (row for row in found["rows"] if row["part"] == "failover")
-    assert lost["failed_records"] == 0
+    assert (lost["failed_records"], lost["stop_failed_records"]) == (0, 0)
     (copied,) = (row for row in found["rows"] if row["part"] == "copies")
     assert copied["copied_bytes"] >= 0.9 * copied["held_bytes"] > 0
     nodes = {row["node"] for row in found["rows"] if row["part"] == "memory"}
     assert nodes == {1, 2, 3}
-    assert len(found["goals"]) == 3
+    assert len(found["goals"]) == 4
 
 
 def test_goals_compare_the_rounds_of_both() -> None:

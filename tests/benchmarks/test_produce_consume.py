@@ -1,6 +1,7 @@
 """The benchmark of produce and consume still works: every stage runs, and leaves what it promises. No timings."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from benchmarks.harness.generator import generate
 from benchmarks.harness.instant import answer
 from benchmarks.harness.load import payload, walk
 from benchmarks.harness.produce_consume_report import find_goals
-from benchmarks.harness.raw import RawFailed, produced_error
+from benchmarks.harness.raw import RawConnection, RawFailed, produced_error
 from benchmarks.harness.report import Goal, Rows
+from benchmarks.harness.sidecar import SidecarPeer
+from benchmarks.produce_consume import wait_gone
 from tests.benchmarks.smoke import run_benchmark, start_benchmark
+from tests.support.limits import PATIENCE_S
 
 
 @pytest.mark.clients
@@ -48,6 +52,40 @@ def test_one_cell_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--only nonsense" in done.stderr
     assert "refused, 16 × 5, 1 KB" in done.stderr
+
+
+def test_a_stage_begins_when_the_files_of_the_one_before_are_gone(tmp_path: Path) -> None:
+    """A server removes files of deleted topics later, as Kafka does, or in the background, as we do: both are waited
+    for, and other topics are not.
+    """
+    for kept in ("streams/other.1234/0", "tail-0", "other-0.12ab-delete"):
+        (tmp_path / kept).mkdir(parents=True)
+    wait_gone(tmp_path, "tail", 0)
+    for left in ("streams/tail.1234", "tail-0.12ab-delete"):
+        (tmp_path / left).mkdir()
+        with pytest.raises(TimeoutError, match="tail"):
+            wait_gone(tmp_path, "tail", 0)
+        remover = threading.Thread(target=(tmp_path / left).rmdir)
+        remover.start()
+        wait_gone(tmp_path, "tail", PATIENCE_S)
+        remover.join()
+        assert not (tmp_path / left).exists()
+
+
+@pytest.mark.clients
+def test_topics_that_a_sidecar_deletes_leave_no_files(tmp_path: Path) -> None:
+    """What is waited for is what a sidecar calls its files."""
+    peer = SidecarPeer(tmp_path)
+    try:
+        peer.start()
+        peer.wait_serving(PATIENCE_S)
+        with RawConnection(peer.port) as connection:
+            connection.create_topic("gone")
+            assert list(peer.data_path.glob("streams/gone.*"))
+            connection.delete_topic("gone")
+        wait_gone(peer.data_path, "gone", PATIENCE_S)
+    finally:
+        peer.kill()
 
 
 def test_the_generator_checks_every_answer() -> None:

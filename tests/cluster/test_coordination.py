@@ -13,7 +13,7 @@ from logstore.base.system import SystemClock
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api
-from logstore.kafka.groups.coordination import GroupCoordination, nothing_beside
+from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import RECOVER_BYTES, RECOVER_GROUPS, GroupCoordinator
 from logstore.kafka.groups.generations import PREFIX, KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
@@ -26,6 +26,10 @@ from logstore.testing.clock import ManualClock
 from tests.cluster.support import Front, MemoryOwner
 from tests.cluster.test_generations import GOLDEN
 from tests.kafka.node import CALLER, over_the_wire
+
+
+async def nothing_beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+    """Nothing else is in the ledger."""
 
 
 class Home:

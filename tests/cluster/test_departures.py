@@ -8,7 +8,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
-from logstore.cluster.members.departures import Departures
+from logstore.cluster.members.departures import MAX_NOTES, Departures
 from logstore.cluster.members.host_identity import STARTS_IN_USE
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.survey import Survey
@@ -402,10 +402,46 @@ def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:
         await cluster.kill("a")
         await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
         assert await asked.remove("a") == 0
-        with pytest.raises(UnknownHost, match="there is no host 'a': no disk and no chunk is its; alive are b, c"):
-            await asked.remove("a")
+        with pytest.raises(UnknownHost, match="there is no host 'x': no disk and no chunk is its; alive are b, c"):
+            await asked.remove("x")
         assert not view.leaving
         assert len(await disks(cluster)) == 2
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_removal_that_is_sent_again_is_done() -> None:
+    """A client whose answer was lost asks once more, at another host: the host is removed, and no name that is not
+    known. `drain` says that it was removed. Notes of it are kept for the last MAX_NOTES hosts; a host of the same name
+    that comes later is a host as any other.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        assert await said(cluster, "b").remove("a") == 0
+        for asked in "bc":
+            assert await said(cluster, asked).remove("a") == 0
+        with pytest.raises(UnknownHost, match="host 'a' was removed from the cluster"):
+            await said(cluster, "b").drain("a")
+        with pytest.raises(UnknownHost, match="there is no host 'x'"):
+            await said(cluster, "b").remove("x")
+        store = cluster.hosts["b"].store
+        for number in range(MAX_NOTES):
+            note = Put(schema.removed_key(f"old{number}"), schema.encode(schema.Removal()))
+            await store.commit(Transaction((), (note,)))
+        await cluster.kill("c")
+        cluster.wipe("c")
+        await cluster.until(lambda: "c" not in cluster.hosts["b"].view.members)
+        assert await said(cluster, "b").remove("c") == 0
+        notes = [entry.key for entry in (await store.page(schema.REMOVED)).entries]
+        assert (len(notes), schema.removed_key("a") in notes, schema.removed_key("c") in notes) == (
+            MAX_NOTES, False, True,
+        )  # fmt: skip
+        await cluster.start("c", node_id=9)
+        await cluster.until(lambda: "c" in cluster.hosts["b"].view.members)
+        with pytest.raises(HostStays, match="host 'c' is alive"):
+            await said(cluster, "b").remove("c")
 
     simulated(test, "a", "b", "c")
 

@@ -1,15 +1,27 @@
-"""A host that waits for the metadata store at its start can be stopped."""
+"""A host that waits for the metadata store at its start can be stopped, and one that waits for its name."""
 
+import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from logstore.testing.ports import free_ports
+from logstore.testing.processes import Etcd
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
+
+
+def serve(data_dir: Path, etcd: int, kafka: int, peer: int, node_id: int, *flags: str) -> list[str]:
+    """The command of host a."""
+    return [
+        sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(data_dir),
+        "--kafka", f"127.0.0.1:{kafka}", "--cluster", f"etcd://127.0.0.1:{etcd}",
+        "--host-name", "a", "--node-id", str(node_id), "--peer-listen", f"127.0.0.1:{peer}", *flags,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -19,11 +31,7 @@ def test_a_host_that_waits_for_etcd_ends_at_a_signal(tmp_path: Path, number: sig
     """
     etcd, kafka, peer = free_ports(3)
     log = tmp_path / "log"
-    command = [
-        sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(tmp_path / "data"),
-        "--kafka", f"127.0.0.1:{kafka}", "--cluster", f"etcd://127.0.0.1:{etcd}",
-        "--host-name", "a", "--node-id", "1", "--peer-listen", f"127.0.0.1:{peer}",
-    ]  # fmt: skip
+    command = serve(tmp_path / "data", etcd, kafka, peer, 1)
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as host:
         try:
             until(lambda: "event=metadata_away" in log.read_text(), what="the host waits for etcd")
@@ -36,3 +44,42 @@ def test_a_host_that_waits_for_etcd_ends_at_a_signal(tmp_path: Path, number: sig
     assert f"event=stopping signal={number.name}" in said
     assert "event=stopped" in said
     assert "cairn ready" not in said
+
+
+def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) -> None:
+    """A second host waits for a name that is taken, and holds a lease meanwhile: at SIGTERM it ends the lease, which
+    would last for a minute, and then ends with status 0.
+    """
+    client, peer, kafka, link, other_kafka, other_link = free_ports(6)
+    etcd = Etcd(tmp_path, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
+    etcd.start()
+
+    def leases() -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{client}/v3/lease/leases", b"{}")
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return len(json.load(answer).get("leases", []))
+
+    first = serve(tmp_path / "one", client, kafka, link, 1, "--lease-s", "60")
+    second = serve(tmp_path / "two", client, other_kafka, other_link, 2, "--lease-s", "60")
+    with (
+        (tmp_path / "one.log").open("w") as one,
+        (tmp_path / "two.log").open("w") as two,
+        subprocess.Popen(first, stdout=one, stderr=one) as holder,
+    ):
+        try:
+            until(lambda: "cairn ready" in (tmp_path / "one.log").read_text(), what="the first host is a member")
+            held = leases()
+            with subprocess.Popen(second, stdout=two, stderr=two) as joining:
+                try:
+                    until(lambda: leases() > held, what="the second host has a lease")
+                    joining.send_signal(signal.SIGTERM)
+                    assert joining.wait(PATIENCE_S) == 0
+                finally:
+                    joining.kill()
+            assert leases() == held
+        finally:
+            holder.kill()
+            etcd.kill()
+    said = (tmp_path / "two.log").read_text()
+    assert "event=stopping signal=SIGTERM" in said
+    assert "Traceback" not in said

@@ -30,8 +30,8 @@ pytestmark = needs_etcd
 def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `cairn hosts` and `cairn topics describe` ask is answered with the reason, and a command that gets such an
-    answer does not tell to start a sidecar.
+    """What `cairn hosts` and `cairn topics describe` ask is answered with the reason, and so is what changes topics; a
+    command that gets such an answer does not tell to start a sidecar.
     """
     with Cluster(tmp_path, ("a",)) as cluster:
         (a,) = cluster
@@ -54,6 +54,17 @@ def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
                 assert "the metadata store is away (http://" in told
                 assert "running there" not in told
                 assert "Start one" not in told
+        for words in (
+            ("topics", "create", "more"),
+            ("topics", "grow", "orders", "3"),
+            ("topics", "set", "orders", "retention.ms=60000"),
+        ):
+            failed = cairn(*words, "--servers", a.address, "--timeout", "5")
+            assert failed.status == 1
+            assert "the metadata store is away (http://" in failed.err
+            assert "running there" not in failed.err
+        failed = cairn("topics", "delete", "orders", "--yes", "--servers", a.address, "--timeout", "5")
+        assert (failed.status, "while the metadata store is away" in failed.err) == (1, True), failed.err
         cluster.etcd.go_on()
 
 

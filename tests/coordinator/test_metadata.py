@@ -36,7 +36,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.log_events import COORDINATOR_DATABASE_TAKEN
+from scheduler.coordinator.log_events import COORDINATOR_DATABASE_LEFT, COORDINATOR_DATABASE_TAKEN
 from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership, LeadershipLost
 from scheduler.coordinator.metadata.interface import Change, Metadata, RemovePrefix, SetValue
@@ -301,36 +301,84 @@ async def takes_all(entries: Mapping[str, str]) -> None:
     """A coordinator that goes on with anything."""
 
 
+FORMER = {"checkpoints/a/1/entry": "A", "checkpoints/b/removed": "7", "requests/r/record": "R"}
+
+
+def database(path: Path, entries: Mapping[str, str] = FORMER) -> Path:
+    """The file of a coordinator that was alone."""
+    with closing(SqliteMetadata(path)) as metadata:
+        metadata.apply([SetValue(key, text) for key, text in entries.items()])
+    return path
+
+
 async def test_the_database_of_a_coordinator_alone_is_taken_once(tmp_path: Path) -> None:
-    """A cluster without state gets everything; a cluster with state the units that it does not know. What was taken is
-    not taken again, and a host without a database has nothing to take.
+    """A cluster without state gets everything, and says so. What was taken is not taken again, and a host without a
+    database has nothing to take.
     """
     reports = RecordedReports()
-    former = {"checkpoints/a/1/entry": "A", "checkpoints/b/removed": "7", "requests/r/record": "R"}
-
-    def make(path: Path) -> Path:
-        with closing(SqliteMetadata(path)) as database:
-            database.apply([SetValue(key, text) for key, text in former.items()])
-        return path
-
     async with in_memory() as store:
         metadata = await led(store)
-        path = make(tmp_path / "a.db")
-        assert await take_database(path, metadata, {}, reports, takes_all) == former
+        path = database(tmp_path / "a.db")
+        taken = await take_database(path, metadata, {}, reports, takes_all)
+        assert {**taken, **FORMER} == taken
         assert not path.exists()
         stored = await (again := await led(store, "h2")).load()
-        assert stored == former
-        assert await take_database(path, again, stored, reports, takes_all) == former
-        await again.apply([SetValue("checkpoints/a/1/entry", "newer"), RemovePrefix("checkpoints/b/")])
-        wanted = {**former, "checkpoints/a/1/entry": "newer"}
-        assert await take_database(make(tmp_path / "b.db"), again, await again.load(), reports, takes_all) == wanted
-        assert await again.load() == wanted
-    assert [fields["entries"] for fields in reports.of(COORDINATOR_DATABASE_TAKEN)] == [3, 1]
+        assert stored == taken
+        assert await take_database(path, again, stored, reports, takes_all) == taken
+    assert [fields["entries"] for fields in reports.of(COORDINATOR_DATABASE_TAKEN)] == [3]
+    assert not reports.of(COORDINATOR_DATABASE_LEFT)
+
+
+async def test_a_database_is_left_alone_where_the_cluster_has_a_state(tmp_path: Path) -> None:
+    """A host leads for the first time, weeks after the cluster began: nothing of its former database goes into the
+    state, also no checkpoint of a unit that the cluster does not know; the file stays, and is named with what to do.
+    So it is if the file cannot be read: the host leads without it.
+    """
+    reports = RecordedReports()
+    state = {"checkpoints/c/1/entry": "C"}
+    async with in_memory() as store:
+        metadata = await led(store)
+        await metadata.apply([SetValue(key, text) for key, text in state.items()])
+        path = database(tmp_path / "a.db")
+        assert await take_database(path, metadata, state, reports, takes_all) == state
+        assert path.exists()
+        (damaged := tmp_path / "b.db").mkdir()
+        assert await take_database(damaged, metadata, state, reports, takes_all) == state
+        assert await metadata.load() == state
+    assert not reports.of(COORDINATOR_DATABASE_TAKEN)
+    said = reports.of(COORDINATOR_DATABASE_LEFT)
+    assert [fields["file"] for fields in said] == [path, damaged]
+    assert all("cairn checkpoints register" in str(fields["advice"]) for fields in said)
+    assert [str(fields["why"]).startswith("the cluster has a state of its own") for fields in said] == [True, True]
+
+
+async def test_a_host_that_ends_while_it_takes_its_database_has_taken_it(tmp_path: Path) -> None:
+    """The state has all of the file, which has its old name yet: the next start renames it, and leaves what has changed
+    since as it is. A file that cannot be renamed is named, and costs nobody the lead.
+    """
+    reports = RecordedReports()
+    async with in_memory() as store:
+        metadata = await led(store)
+        path = database(tmp_path / "a.db")
+        (tmp_path / "a.db.taken" / "another").mkdir(parents=True)
+        await take_database(path, metadata, {}, reports, takes_all)
+        assert path.exists()
+        (left,) = reports.of(COORDINATOR_DATABASE_LEFT)
+        assert "cannot be renamed" in str(left["why"])
+        await metadata.apply([SetValue("checkpoints/a/1/entry", "newer"), RemovePrefix("requests/r/")])
+        stored = await metadata.load()
+        (tmp_path / "a.db.taken" / "another").rmdir()
+        (tmp_path / "a.db.taken").rmdir()
+        assert await take_database(path, metadata, stored, reports, takes_all) == stored
+        assert not path.exists()
+        assert await metadata.load() == stored
+        assert stored["checkpoints/a/1/entry"] == "newer"
+        assert "requests/r/record" not in stored
 
 
 async def test_a_database_that_cannot_be_taken_keeps_its_host_from_leading(tmp_path: Path) -> None:
-    """A file that cannot be read or renamed, and one with which no coordinator goes on: the host gives up the lead with
-    a word that names the file, and of the last nothing is in the state of the cluster.
+    """A cluster without state, and a file that cannot be read, or with which no coordinator goes on: the host gives up
+    the lead with a word that names the file, and nothing of it is in the state of the cluster.
     """
 
     async def refuses(entries: Mapping[str, str]) -> None:
@@ -343,15 +391,10 @@ async def test_a_database_that_cannot_be_taken_keeps_its_host_from_leading(tmp_p
         with pytest.raises(StartError, match=r"a\.db cannot be read"):
             await take_database(path, metadata, {}, reports, takes_all)
         path.rmdir()
-        with closing(SqliteMetadata(path)) as database:
-            database.apply([SetValue("hosts/b", "1")])
+        database(path, {"hosts/b": "1"})
         with pytest.raises(StartError, match=r"a\.db does not fit .*hosts/b"):
             await take_database(path, metadata, {}, reports, refuses)
         assert await metadata.load() == {}
-        (tmp_path / "a.db.taken" / "another").mkdir(parents=True)
-        with pytest.raises(StartError, match=r"a\.db was taken"):
-            await take_database(path, metadata, {}, reports, takes_all)
-        assert await metadata.load() == {"hosts/b": "1"}
         assert path.exists()
 
 

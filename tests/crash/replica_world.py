@@ -25,7 +25,7 @@ from logstore.format.snapshot import ProducerEntry, decode_snapshots
 from logstore.log.producers import ProducerTable
 from logstore.log.reading import read_chunk
 from logstore.log.replica_chunk import ChunkPrefix
-from logstore.log.replicas import Key
+from logstore.log.replicas import ChunkKey
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 from logstore.replica.messages import BatchEntry
@@ -100,7 +100,7 @@ class ChunkHistory:
 class ReplicaHistory:
     """Requests and answers of one host's replicas."""
 
-    chunks: dict[Key, ChunkHistory] = field(default_factory=dict)
+    chunks: dict[ChunkKey, ChunkHistory] = field(default_factory=dict)
     fences: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of each stream the confirmed fence, and the highest that was asked for."""
     version: int = 0
@@ -150,13 +150,13 @@ class ReplicaWorld:
 
     # ---- operations
 
-    def chunk(self, key: Key) -> ChunkHistory:
+    def chunk(self, key: ChunkKey) -> ChunkHistory:
         """The history of a chunk, whose owner has sent nothing yet if it is new."""
         if key not in self.history.chunks:
             self.history.chunks[key] = ChunkHistory([ChunkOfOwner(key[1], 5 * key[1], key[0])])
         return self.history.chunks[key]
 
-    def write(self, key: Key, count: int = 1, *, value_bytes: int = 30, group_batches: int = -1) -> Ticket[None]:
+    def write(self, key: ChunkKey, count: int = 1, *, value_bytes: int = 30, group_batches: int = -1) -> Ticket[None]:
         """Append entries to a chunk: batches, or groups of so many batches."""
         chunk = self.chunk(key)
         asked = self.asked(chunk)
@@ -173,7 +173,7 @@ class ReplicaWorld:
         )
         return self._noted(chunk, Step("write", incarnation, begun + count), ticket)
 
-    def cut(self, key: Key, count: int) -> Ticket[None]:
+    def cut(self, key: ChunkKey, count: int) -> Ticket[None]:
         """Seal a chunk at a number of entries."""
         chunk = self.chunk(key)
         asked = self.asked(chunk)
@@ -182,7 +182,7 @@ class ReplicaWorld:
         ticket = self.store.replicas.cut(*key, ChunkPrefix(*end))
         return self._noted(chunk, Step("cut", asked.incarnation, count), ticket)
 
-    def remove(self, key: Key, *, comes_back_other: bool = False) -> Ticket[None]:
+    def remove(self, key: ChunkKey, *, comes_back_other: bool = False) -> Ticket[None]:
         """Remove a chunk; its next copy may have another content."""
         chunk = self.chunk(key)
         ticket = self.store.replicas.remove(*key)
@@ -282,7 +282,7 @@ class ReplicaWorld:
         self.history.version += 1
 
     def _state_of(
-        self, key: Key, chunk: ChunkHistory, end: ChunkPrefix, is_sealed: bool, possible: set[State | None]
+        self, key: ChunkKey, chunk: ChunkHistory, end: ChunkPrefix, is_sealed: bool, possible: set[State | None]
     ) -> State:
         for state in possible:
             if state is None or state.is_sealed != is_sealed:
@@ -293,7 +293,7 @@ class ReplicaWorld:
                 return state
         raise PromiseBroken(f"{key} ends at {end}, sealed {is_sealed}; it may be {possible}")
 
-    def _check_content(self, key: Key, owner: ChunkOfOwner, entries: Sequence[BatchEntry]) -> None:
+    def _check_content(self, key: ChunkKey, owner: ChunkOfOwner, entries: Sequence[BatchEntry]) -> None:
         """Entries and the state of producers are what the owner has sent; at the start, when the files have all."""
         log = self.store.replicas.log(*key)
         if log is None:

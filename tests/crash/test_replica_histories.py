@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 import logstore.log.replica_chunk
-from logstore.log.replicas import Key
+from logstore.log.replicas import ChunkKey
 from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import SimDisk
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.crash
 
 SEEDS = range(3000 if is_long() else 120)
 STEPS = 60
-KEYS: tuple[Key, ...] = tuple((f"{TOPIC_ID}/{partition}", epoch) for partition in range(2) for epoch in (1, 2))
+KEYS: tuple[ChunkKey, ...] = tuple((f"{TOPIC_ID}/{partition}", epoch) for partition in range(2) for epoch in (1, 2))
 PLACES = (
     "",
     ".log",

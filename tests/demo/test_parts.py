@@ -14,6 +14,7 @@ from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
 from logstore.client.wire import TopicPartition
 from spe_adapter.datasource.ranges import limited
+from spe_adapter.demo.progress import DONE, PlainLines
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     CUSTOMER_WINDOW_MS,
@@ -215,3 +216,23 @@ def test_a_start_says_where_state_came_from(how: dict[str, int], said: str) -> N
     """With windows and bytes."""
     message = {"how": how, "windows": 70_000, "checkpoint_bytes": 4_200_000, "log_bytes": 310_000}
     assert recovery_line(message).startswith(said)
+
+
+def test_progress_without_a_terminal_is_plain_lines() -> None:
+    """What happens is a line at once, how much is done one in EVERY_S at most, and silence one in EVERY_S: each with
+    the time, the share, and what is done.
+    """
+    now_s, lines = [100.0], list[str]()
+    progress = PlainLines(lines.append, lambda: now_s[0])
+    progress.tell("starting Spark", 0.0)
+    for _ in range(12):
+        now_s[0] += 1
+        progress.tick()
+    assert lines == ["   0 s    0%  starting Spark", "   5 s    0%  starting Spark", "  10 s    0%  starting Spark"]
+    lines.clear()
+    for done in range(1, 11):
+        now_s[0] += 1
+        progress.tell(f"{done}0 {DONE}", done / 10)
+    assert lines == [f"  15 s   30%  30 {DONE}", f"  20 s   80%  80 {DONE}"]
+    progress.tell("kill −9: Spark", 1.0)
+    assert lines[2:] == ["  22 s  100%  kill −9: Spark"]

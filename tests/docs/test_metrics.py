@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from logstore.monitoring.cluster_metrics import CLUSTER_METRICS, MAX_HOST_SERIES, ClusterMetricEntry
 from logstore.monitoring.metrics import (
     MAX_GROUP_SERIES,
@@ -100,14 +102,19 @@ def test_names_keep_prometheus_rules() -> None:
         assert not re.search(r"_(ms|kb|mb)(_|$)", entry.name)
 
 
+def drawn_expressions() -> list[str]:
+    """The queries of all panels of the dashboard."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+
+
 def test_the_dashboard_uses_metrics_that_exist() -> None:
     """Every metric in an expression of the dashboard is in the table, and so is every label that it groups by."""
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    expressions = drawn_expressions()
     used = {name for expression in expressions for name in NAME.findall(expression)}
     assert len(used) > 15
     assert used <= known_names(), used - known_names()
-    labels = {"instance", "le", *(label for entry in METRICS for label in entry.labels)}
+    labels = {"instance", "le", *(label for entry in [*METRICS, *CLUSTER_METRICS] for label in entry.labels)}
     grouped = {
         label.strip()
         for expression in expressions
@@ -115,6 +122,16 @@ def test_the_dashboard_uses_metrics_that_exist() -> None:
         for label in group.split(",")
     }
     assert grouped <= labels
+
+
+@pytest.mark.parametrize("guide", ["docs/operations.md", "docs/cluster.md", "docs/tier.md"])
+def test_the_dashboard_draws_what_the_guides_say_to_watch(guide: str) -> None:
+    """Of hosts alone, of clusters and of tiers."""
+    drawn = {name for expression in drawn_expressions() for name in NAME.findall(expression)}
+    plain = {name.removesuffix("_bucket").removesuffix("_count") for name in drawn}
+    watched = set(re.findall(r"`((?:kafka|cairn|process)_[a-z_]+)[`{]", (ROOT / guide).read_text(encoding="utf-8")))
+    assert watched & known_names()
+    assert watched & known_names() <= plain | drawn, sorted(watched & known_names() - plain - drawn)
 
 
 def test_the_guide_names_metrics_that_exist() -> None:

@@ -3,7 +3,7 @@
 from itertools import groupby
 from pathlib import Path
 
-from logstore.config import SETTINGS, Setting
+from logstore.settings_table import SETTINGS, Setting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
 

@@ -18,8 +18,7 @@ def beside_writes() -> ReadShare:
 
 def read(share: ReadShare, size_bytes: int, now_s: float) -> None:
     """A read of up to a MiB that gives so many bytes, and ends at once."""
-    share.begin_read(SIZE_BYTES, now_s)
-    share.end_read(SIZE_BYTES, size_bytes)
+    share.end_read(share.begin_read(SIZE_BYTES, now_s), size_bytes)
 
 
 def test_nobody_waits_without_writes() -> None:
@@ -29,8 +28,33 @@ def test_nobody_waits_without_writes() -> None:
         read(share, SIZE_BYTES, NOW_S)
         assert share.wait_s(NOW_S) == 0
     share.note_write(NOW_S)
+    read(share, SIZE_BYTES, NOW_S)
     assert share.wait_s(NOW_S) > 0
     assert share.wait_s(NOW_S + 2 * BESIDE_S) == 0
+
+
+def test_what_was_read_without_writes_is_not_paid_for_when_a_write_begins() -> None:
+    """A reader that got a second's share in a fifth of a second is not held up for the rest of it by one write."""
+    share = ReadShare()
+    for step in range(1000):
+        read(share, SIZE_BYTES, NOW_S + step * COST_S / 5)
+    end_s = NOW_S + 1000 * COST_S / 5
+    share.note_write(end_s)
+    assert share.wait_s(end_s) == 0
+    read(share, SIZE_BYTES, end_s)
+    assert abs(share.wait_s(end_s) - COST_S) < COST_S / 1000
+
+
+def test_a_read_that_began_without_writes_gives_nothing_back() -> None:
+    """Of many reads that find little, those that were not paid for do not shorten the wait of others."""
+    share = ReadShare()
+    paid_bytes = [share.begin_read(SIZE_BYTES, NOW_S) for _ in range(10)]
+    share.note_write(NOW_S)
+    for _ in range(5):
+        read(share, SIZE_BYTES, NOW_S)
+    for paid in paid_bytes:
+        share.end_read(paid, 100)
+    assert abs(share.wait_s(NOW_S) - 5 * COST_S) < COST_S / 1000
 
 
 def test_beside_writes_a_read_begins_when_those_before_are_paid_for() -> None:
@@ -46,9 +70,9 @@ def test_beside_writes_a_read_begins_when_those_before_are_paid_for() -> None:
 def test_a_read_that_has_not_ended_is_paid_for() -> None:
     """While a disk takes its time for a read, those that wait do not all begin behind the payment of the one before."""
     share = beside_writes()
-    share.begin_read(SIZE_BYTES, NOW_S)
+    paid_bytes = share.begin_read(SIZE_BYTES, NOW_S)
     assert share.wait_s(NOW_S + 0.5 * COST_S) > 0
-    share.end_read(SIZE_BYTES, 2 * SIZE_BYTES)
+    share.end_read(paid_bytes, 2 * SIZE_BYTES)
     assert abs(share.wait_s(NOW_S) - 2 * COST_S) < COST_S / 1000
 
 

@@ -15,8 +15,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from logstore.base.events import ignore
+from logstore.disk.ahead import AHEAD_BYTES
 from logstore.disk.files import OsFiles
-from logstore.engine import AHEAD_BYTES, WRITE_WAIT_S, StoreEngine, open_engine
+from logstore.disk.reads_beside import WRITE_WAIT_S
+from logstore.engine import StoreEngine, open_engine
 from logstore.errors import OffsetOutOfRange
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
@@ -200,6 +202,28 @@ async def test_what_is_read_ahead_lets_a_write_go_first(tmp_path: Path, mock_clo
         assert place.files.reads > reads
 
 
+async def test_what_was_read_ahead_is_given_at_once_but_not_beside_writes(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    """It is what a read would give, once; beside a producer a read has to ask for its share."""
+    async with opened(tmp_path) as place:
+        engine, history = place.engine, place.history
+        mock_clock.jump(1.01 * BESIDE_S)
+        assert engine.read_ahead_of(history, 0, BATCH_BYTES) is None
+        for offset in range(2):
+            await engine.read(history, offset, BATCH_BYTES)
+        await turned(lambda: engine.has_read_ahead)
+        await wait_all_tasks_blocked()
+        await place.append()
+        assert not engine.has_read_ahead
+        assert engine.read_ahead_of(history, 2, BATCH_BYTES) is None
+        mock_clock.jump(1.01 * BESIDE_S)
+        found = engine.read_ahead_of(history, 2, BATCH_BYTES)
+        assert found is not None
+        again = await engine.read(history, 2, BATCH_BYTES)
+        assert (b"".join(found.buffers), *found[1:]) == (b"".join(again.buffers), *again[1:])
+
+
 async def test_a_write_that_hangs_holds_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
     """A reader gets its share whatever the disk does, and all it asks for once nothing is written any more."""
     async with opened(tmp_path) as place, trio.open_nursery() as nursery:
@@ -225,6 +249,32 @@ async def test_a_read_alone_never_waits(tmp_path: Path, mock_clock: MockClock) -
         for _ in range(100):
             await place.read()
         assert place.events == ["read"] * 100
+
+
+async def test_reads_alone_are_not_paid_for_when_a_write_comes(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A reader that has caught up fast, alone, is not held up afterwards because one batch is appended."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        mock_clock.jump(1.01 * BESIDE_S)
+        for _ in range(100):
+            await place.read()
+        await place.append()
+        nursery.start_soon(place.read, "beside")
+        await wait_all_tasks_blocked()
+        assert place.events == [*["read"] * 100, "acknowledged", "beside"]
+
+
+async def test_looks_at_the_disk_hold_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A sidecar looks at the room on its disk every second: no writer waits for that, so no reader does."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        mock_clock.jump(1.01 * BESIDE_S)
+        place.engine.store.space.look()
+        assert place.engine.store.queue.may_start
+        place.engine.kick()
+        await turned(lambda: not place.engine.store.queue.may_start)
+        for _ in range(10):
+            nursery.start_soon(place.read)
+        await wait_all_tasks_blocked()
+        assert place.events == ["read"] * 10
 
 
 async def test_a_read_whose_records_are_deleted_while_it_waits_is_told_so(

@@ -39,6 +39,7 @@ WAIT = schema.Wait(
     epoch=3,
     forgotten=True,
 )
+NETWORK = schema.StoredNetwork(revision=7, fingerprint="0f" * 32, hosts=40, links=8)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 TEXTS = st.dictionaries(NAMES, st.from_regex(r"[!-~]{1,200}", fullmatch=True), max_size=16)
 VALUES = st.one_of(
@@ -49,6 +50,13 @@ VALUES = st.one_of(
     st.builds(schema.StoredCluster, cluster_id=NAMES),
     st.builds(schema.StoredNode, host=NAMES),
     st.builds(schema.StoredLeader, host=NAMES, start=NAMES, url=NAMES),
+    st.builds(
+        schema.StoredNetwork,
+        revision=st.integers(1, 1 << 60),
+        fingerprint=NAMES,
+        hosts=st.integers(0, 1 << 20),
+        links=st.integers(0, 1 << 20),
+    ),
     st.builds(schema.StoredPlanHead, writes=st.integers(0, 1 << 60), batch=st.integers(0, 1 << 20)),
     st.builds(
         StoredTopic, topic_id=NAMES, partitions=st.integers(1, 10_000), replicas=st.integers(1, 5), settings=TEXTS
@@ -96,6 +104,8 @@ def test_golden_bytes() -> None:
         schema.StoredDisk(host="h1", starts=3, start="s3"),
         schema.StoredNode(host="h1"),
         schema.StoredLeader(host="h1", start="s3", url="http://10.0.0.1:9880"),
+        NETWORK,
+        schema.Removal(),
         schema.StoredPlanHead(writes=12, batch=3),
         StoredTopic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
         WAIT,

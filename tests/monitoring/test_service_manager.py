@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore import config
 from logstore.base.service_manager import ALIVE, READY, STOPPING
+from logstore.listeners import parse_http, parse_listeners
+from logstore.settings_table import SETTINGS
 from logstore.sidecar import FAILED, REFUSED
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
@@ -76,9 +77,9 @@ def test_the_unit_starts_what_exists() -> None:
     words = shlex.split(command)
     assert words[1] == "serve"
     flags = dict(zip(words[2::2], words[3::2], strict=True))
-    assert set(flags) <= {"--data-dir", "--kafka", *(f"--{setting.name}" for setting in config.SETTINGS)}
-    assert config.parse_http("http", flags["--http"]).address.port
-    assert config.parse_listeners([flags["--kafka"]], [], insecure=False)
+    assert set(flags) <= {"--data-dir", "--kafka", *(f"--{setting.name}" for setting in SETTINGS)}
+    assert parse_http("http", flags["--http"]).address.port
+    assert parse_listeners([flags["--kafka"]], [], insecure=False)
     assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text(encoding="utf-8"), "certificates are loaded again"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from logstore.base.metadata.interface import ABSENT
 from logstore.base.metadata.state import MetadataState, Update
 from logstore.replica.identity import DiskLabel
-from logstore.replica.register import LiveMembers, ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import HEAD, Member, StreamRegistration, decode_registration
 from logstore.replica.stored_registrations import chunks_prefix, head_key, swap_transaction
 from logstore.testing.simnet import SimNet
@@ -51,6 +51,13 @@ class KeepAlive:
 
     member: Member
     stream: str
+
+
+@dataclass(frozen=True)
+class LiveMembers:
+    """The members whose leases hold, in the order in which replica sets should prefer them."""
+
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)

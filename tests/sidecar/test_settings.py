@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.config import SETTINGS, Setting, SidecarConfig, add_arguments, parse
+from logstore.config import SidecarConfig, add_arguments, parse
 from logstore.errors import ConfigError
 from logstore.kafka.server import Listener
+from logstore.settings_table import SETTINGS, Setting
 
 
 def settings_of(*flags: str) -> SidecarConfig:

@@ -8,9 +8,11 @@
 | `members/HOST` | `StoredMember` | as long as the host's lease |
 | `nodes/NODE-ID` | `StoredNode`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
-| `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
+| `removed/HOST` | `Removal`: the host was removed | until many others were: `cluster/members/departures.py` |
+| `copies/coordinator` | `StoredCopyCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
+| `coordinator/leader/network` | `StoredNetwork`: what the leader plans on | the same |
 | `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
@@ -76,9 +78,11 @@ MEMBERS: Final = "members/"
 NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
 LEAVING: Final = "leaving/"
+REMOVED: Final = "removed/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
 LEADER_KEY: Final = "coordinator/leader"
+LEADER_NETWORK_KEY: Final = "coordinator/leader/network"
 PLAN_HEAD_KEY: Final = "coordinator/head"
 COORDINATOR_STATE: Final = "coordinator/state/"
 COORDINATOR_BATCH: Final = "coordinator/batch/"
@@ -116,7 +120,7 @@ _OBJECTS: Final = {
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
-    "StoredCoordinator": Object(
+    "StoredCopyCoordinator": Object(
         "Coordinator",
         {
             "host": Field(_NAME_TYPE, "that plans copies"),
@@ -129,6 +133,15 @@ _OBJECTS: Final = {
             "host": Field(_NAME_TYPE, "whose coordinator of checkpoints leads"),
             "start": Field(_NAME_TYPE, "the life of the host in which it does"),
             "url": Field(String(MAX_URL_CHARACTERS), "where that coordinator is asked"),
+        },
+    ),
+    "StoredNetwork": Object(
+        "Network",
+        {
+            "revision": Field(Integer(1, MAX_OFFSET), "of the leader's entry"),
+            "fingerprint": Field(_NAME_TYPE, "SHA-256 of the network that the leader plans on"),
+            "hosts": Field(Integer(0, MAX_OFFSET), "that the network has"),
+            "links": Field(Integer(0, MAX_OFFSET), "the same"),
         },
     ),
     "StoredPlanHead": Object(
@@ -157,6 +170,7 @@ _OBJECTS: Final = {
             "ended": Field(Boolean(), "whether nothing waits for it now: an operator's word is kept", False),
         },
     ),
+    "Removal": Object("Removal", {}),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
     "StoredTopic": Object(
         "Topic",
@@ -220,7 +234,12 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCoordinator:
+class Removal:
+    """A host was removed: who asks for that once more, as a client whose answer was lost, is told so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCopyCoordinator:
     """The host that plans copies of chunks, in the life in which it does."""
 
     host: str
@@ -234,6 +253,16 @@ class StoredLeader:
     host: str
     start: str
     url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNetwork:
+    """The network that the leader plans on; said by the host whose entry as the leader has this revision."""
+
+    revision: int
+    fingerprint: str
+    hosts: int
+    links: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,11 +333,13 @@ class Wait:
 
 Value = (
     StoredCluster
-    | StoredCoordinator
+    | StoredCopyCoordinator
     | StoredDisk
     | StoredLeader
+    | StoredNetwork
     | StoredPlanHead
     | Leaving
+    | Removal
     | StoredMember
     | StoredNode
     | StoredTopic
@@ -327,6 +358,12 @@ def leaving_key(host: str) -> str:
     """The key of what an operator has said of a host. Raises InvalidMetadataCall."""
     _check_name("host", host)
     return f"{LEAVING}{host}"
+
+
+def removed_key(host: str) -> str:
+    """The key of the note that a host was removed. Raises InvalidMetadataCall."""
+    _check_name("host", host)
+    return f"{REMOVED}{host}"
 
 
 def disk_key(disk: str) -> str:
@@ -455,7 +492,13 @@ def stay(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transa
     return Transaction((Condition(key, revision), *others), (Delete(key),))
 
 
-def coordinate_copies(coordinator: StoredCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
+def forget(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transaction:
+    """Note that a host was removed, in place of what is said of it, if that has this revision, and others theirs."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision), *others), (Delete(key), Put(removed_key(host), encode(Removal()))))
+
+
+def coordinate_copies(coordinator: StoredCopyCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host plan copies while its lease lasts, if the entry of who does has this revision."""
     put = Put(COPY_COORDINATOR_KEY, encode(coordinator), lease_id)
     return Transaction((Condition(COPY_COORDINATOR_KEY, revision),), (put,))
@@ -469,6 +512,12 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
 def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision."""
     return Transaction((Condition(LEADER_KEY, revision),), (Put(LEADER_KEY, encode(leader), lease_id),))
+
+
+def say_network(network: StoredNetwork, lease_id: int) -> Transaction:
+    """Say what the leader plans on, if the leader's entry has the revision that the network names."""
+    put = Put(LEADER_NETWORK_KEY, encode(network), lease_id)
+    return Transaction((Condition(LEADER_KEY, network.revision),), (put,))
 
 
 def lead_no_more(revision: int) -> Transaction:

@@ -73,8 +73,12 @@ class Coordinating(Protocol):
     """Who this host is, and which hosts live (`logstore.cluster.host`)."""
 
     @property
-    def coordinator_entry(self) -> schema.StoredCoordinator:
-        """What this host writes when it coordinates."""
+    def name(self) -> str:
+        """The host's name."""
+
+    @property
+    def start(self) -> str:
+        """The random name of the life that it is in."""
 
     @property
     def lease_id(self) -> int:
@@ -159,8 +163,8 @@ class CopyCoordinator:
         if self._plan_copies is None or not lease_id:
             return False
         try:
-            entry = schema.coordinate_copies(self._host.coordinator_entry, lease_id, revision)
-            outcome = await self._store.commit(entry)
+            own = schema.StoredCopyCoordinator(host=self._host.name, start=self._host.start)
+            outcome = await self._store.commit(schema.coordinate_copies(own, lease_id, revision))
         except (OutcomeUnknown, LeaseEnded):
             return False  # whoever asks next finds out
         if not isinstance(outcome, Committed):

@@ -19,14 +19,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from logstore.cluster.copies.copy_pace import CopyPace
+from logstore.log.replicas import ChunkKey
 from logstore.replica.messages import ReadEntries
 
 SOURCE_PIECES: Final = 1
 """From one host: its disk and its link serve readers and appends too."""
 PIECE_S: Final = 5.0
 """A piece that has not come, or is not durable, after so long is lost: the order that is repeated asks again."""
-Key = tuple[str, int]
-"""A chunk: stream and epoch."""
 
 
 class _InFlight(NamedTuple):
@@ -47,8 +46,8 @@ class CopyFlow:
 
     def __init__(self, pace: CopyPace) -> None:
         self._pace = pace
-        self._waiting: dict[Key, AskedPiece] = {}
-        self._in_flight: dict[Key, _InFlight] = {}
+        self._waiting: dict[ChunkKey, AskedPiece] = {}
+        self._in_flight: dict[ChunkKey, _InFlight] = {}
         self.copied_bytes = 0
         """Made durable here since the start."""
 

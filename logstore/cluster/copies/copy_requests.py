@@ -132,7 +132,7 @@ class CopyRequests:
         """The coordinator; this host, if there is none that lives; "" if that is not known yet."""
         entry = (await self._store.get(schema.COPY_COORDINATOR_KEY)).entry
         if entry is not None:
-            known = schema.decode(schema.StoredCoordinator, entry)
+            known = schema.decode(schema.StoredCopyCoordinator, entry)
             member = self._view.members.get(known.host)
             idle, self._idle = self._idle, ""
             does_plan = (

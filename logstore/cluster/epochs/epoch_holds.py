@@ -12,12 +12,13 @@ Invariants:
 """
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
 from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, OwnerCalls, certain_home, fields_of
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import EPOCHS_TOPIC
@@ -42,7 +43,7 @@ class EpochHolds:
         owners: OwnerCalls,
         home: Callable[[], str | None],
         metadata: MetadataStore,
-        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        spawn: Spawn,
     ) -> None:
         self._owners = owners
         self._home = home

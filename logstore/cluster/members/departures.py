@@ -6,14 +6,15 @@ host may be asked, and whoever asked may go away meanwhile.
 
 Invariants:
 * Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm. A host
-  of which the metadata store knows nothing, or nothing any more, is refused: its name may be a wrong one.
+  of which the metadata store knows nothing is refused: its name may be a wrong one.
 * Who lives and who leaves is read from the metadata store, not taken from the view, which may be late; and what is
   changed is changed on the condition that it is still as it was read.
 * A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
   cannot be read nobody knows. A chunk that its entry says to be in the tier was read back there, and needs no copy; one
   that is stored, and not registered yet, is not in the tier.
 * The entry of a removed host goes when no chunk names the host, and no disk is its: then nothing of it is left, and its
-  name is free.
+  name is free. A note stays that it was removed, for the last MAX_NOTES hosts: who asks once more, as a client does
+  whose answer was lost, is told that it is done.
 * With it go the entries of disks that no chunk names: those of the removed host, and those that hosts which are alive
   have no more, because they were wiped: started before the host joined with another one. A host that was removed comes
   back with an empty directory.
@@ -38,6 +39,8 @@ from logstore.errors import CorruptRegister, HostStays, UnknownFormatVersion, Un
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
 TRIES: Final = 5
+MAX_NOTES: Final = 100
+"""Of hosts that were removed."""
 SEEN_S: Final = 5.0
 """How long who asked waits for this host to see what was said: `cairn hosts` then shows it. It is said all the same."""
 
@@ -66,7 +69,7 @@ class Departures:
             members, leaving = await self._entries(schema.MEMBERS), await self._entries(schema.LEAVING)
             if host not in members:
                 if not await self._is_remembered(host):
-                    raise _never_seen(host, members)
+                    raise await self._not_there(host, members)
                 raise UnknownHost(
                     f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
                 )
@@ -114,6 +117,8 @@ class Departures:
                     )
                 said = (await self._store.get(schema.leaving_key(host))).entry
                 if said is None and not held.chunks and not any(_host_of(entry) == host for entry in disks.values()):
+                    if await self._was_removed(host):
+                        return 0
                     raise _never_seen(host, members)
                 revision = await self._say(host, schema.REMOVE, said, (_is_away(host),))
                 if revision is None:
@@ -122,6 +127,7 @@ class Departures:
                     return held.chunks
                 await self._forget_disks(host, disks, members, named)
                 if await self._is_forgotten(host, revision):
+                    await self._drop_old_notes()
                     return 0
         raise _unsettled(host)
 
@@ -171,10 +177,23 @@ class Departures:
         disks = await self._entries(schema.DISKS)
         if any(_host_of(entry) == host for entry in disks.values()):
             return False  # it has started meanwhile
-        if await self._commit(schema.stay(host, revision, (_is_away(host),))) is not None:
+        if await self._commit(schema.forget(host, revision, (_is_away(host),))) is not None:
             return True
         places = [await self._store.get(key) for key in (schema.leaving_key(host), schema.member_key(host))]
         return all(place.entry is None for place in places)  # somebody else has
+
+    async def _not_there(self, host: str, members: Iterable[str]) -> UnknownHost:
+        if await self._was_removed(host):
+            return UnknownHost(f"host {host!r} was removed from the cluster")
+        return _never_seen(host, members)
+
+    async def _was_removed(self, host: str) -> bool:
+        return (await self._store.get(schema.removed_key(host))).entry is not None
+
+    async def _drop_old_notes(self) -> None:
+        notes = sorted((await self._entries(schema.REMOVED)).values(), key=lambda note: note.revision)
+        for note in notes[:-MAX_NOTES]:
+            await self._store.commit(Transaction((Condition(note.key, note.revision),), (Delete(note.key),)))
 
     # ---- disks
 

@@ -11,12 +11,12 @@ Invariants:
   how long that may still arrive.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
 from logstore.errors import CairnError
 from logstore.log.stream_state import AppendTicket
@@ -49,7 +49,7 @@ class _Held(NamedTuple):
 class EarlyAppends:
     """Of one stream; see the module. `take` appends what is released."""
 
-    def __init__(self, take: TakeAppend, spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+    def __init__(self, take: TakeAppend, spawn: Spawn) -> None:
         self._take = take
         self._spawn = spawn
         self._held: list[_Held] = []

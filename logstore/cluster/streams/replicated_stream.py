@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, Protocol
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.interfaces import StreamOwners
+from logstore.cluster.interfaces import Spawn, StreamOwners
 from logstore.cluster.streams.acknowledged_end import acknowledged_end
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
@@ -72,8 +72,6 @@ CROWDED_S: Final = 1.0
 
 LoadProducers = Callable[["ReplicatedStream", int], Awaitable[ProducerTable[AppendTicket] | None]]
 """The last sequences of a stream's producers as of an offset (`chunk_reads`). None: they could not be read."""
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
-"""Runs a task of the host's."""
 
 
 class StreamRetention(Protocol):

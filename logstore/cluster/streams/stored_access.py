@@ -18,6 +18,7 @@ An entry's key is `access/` and the SHA-256 of its own key, because names may be
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -42,6 +43,7 @@ from logstore.base.metadata.interface import (
 from logstore.base.metadata.view import MetadataView
 from logstore.cluster.interfaces import Spawn
 from logstore.cluster.members.host_identity import EMPTY_STORE
+from logstore.cluster.while_there import while_there
 from logstore.errors import AccessFull, AdoptionUnderWay, CairnError, CorruptFile
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
 from logstore.log.ticket import Ticket
@@ -123,8 +125,7 @@ class StoredAccess:
 
         async def make() -> None:
             try:
-                async with self._turn:
-                    await self._make(compute)
+                await while_there(self._metadata, partial(self._make_in_turn, compute))
             except CairnError as error:
                 ticket.fail(error)
             else:
@@ -134,6 +135,10 @@ class StoredAccess:
         return ticket
 
     # ---- changing
+
+    async def _make_in_turn(self, compute: Callable[[], EntryChanges]) -> None:
+        async with self._turn:
+            await self._make(compute)
 
     async def _make(self, compute: Callable[[], EntryChanges]) -> None:
         tries = 0

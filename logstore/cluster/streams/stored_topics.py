@@ -24,7 +24,7 @@ class StoredTopics:
     """See the module. Methods raise MetadataError, too."""
 
     def __init__(self, store: MetadataStore, view: ClusterView) -> None:
-        self._store = store
+        self.store: Final = store
         self._view = view
 
     async def create(self, name: str, topic: schema.StoredTopic) -> None:
@@ -94,7 +94,7 @@ class StoredTopics:
     # ---- details
 
     async def _find(self, name: str, topic_id: str) -> tuple[Entry, schema.StoredTopic]:
-        entry = (await self._store.get(schema.topic_key(name))).entry
+        entry = (await self.store.get(schema.topic_key(name))).entry
         found = None if entry is None else schema.decode(schema.StoredTopic, entry)
         if entry is None or found is None or found.topic_id != topic_id:
             raise UnknownTopicOrPartition(f"there is no topic {name!r} with id {topic_id}")
@@ -104,7 +104,7 @@ class StoredTopics:
         """Make a transaction, again if its answer is lost."""
         for tries in range(1, TRIES + 1):
             try:
-                return await self._store.commit(transaction)
+                return await self.store.commit(transaction)
             except OutcomeUnknown:
                 if tries == TRIES:
                     raise

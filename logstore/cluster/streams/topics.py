@@ -14,6 +14,7 @@ Invariants:
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.base.clock import Clock
@@ -29,6 +30,7 @@ from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.stream_place import StreamPlace
+from logstore.cluster.while_there import while_there
 from logstore.errors import (
     CairnError,
     InvalidConfig,
@@ -334,16 +336,18 @@ class ClusterTopics:
         if name in self._creating:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
-        return self._make(
-            name,
-            schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config)),
-            grows=replicas == -1,
-        )
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
+        return self._make(name, topic, grows=replicas == -1, is_asked=True)
 
-    def _make(self, name: str, topic: schema.StoredTopic, *, grows: bool = False) -> Ticket[ReplicatedTopic]:
+    def _make(
+        self, name: str, topic: schema.StoredTopic, *, grows: bool = False, is_asked: bool = False
+    ) -> Ticket[ReplicatedTopic]:
+        async def work() -> ReplicatedTopic:
+            return await self._create(name, await self._growing.counted(topic) if grows else topic)
+
         async def create() -> ReplicatedTopic:
             try:
-                return await self._create(name, await self._growing.counted(topic) if grows else topic)
+                return await (while_there(self._host.topics.store, work) if is_asked else work())
             finally:
                 del self._creating[name]
 
@@ -364,7 +368,7 @@ class ClusterTopics:
                 )
             return replace(topic, partitions=total)
 
-        return self._start(lambda: self._change(name, grown))
+        return self._start_asked(lambda: self._change(name, grown))
 
     def alter_topic(
         self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
@@ -392,7 +396,7 @@ class ClusterTopics:
             self.report(TOPIC_ALTERED, topic=name, changes=told)
             return topic
 
-        return self._start(alter)
+        return self._start_asked(alter)
 
     async def _change(self, name: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> ReplicatedTopic:
         self._check_own(name)
@@ -408,11 +412,15 @@ class ClusterTopics:
             self._check_own(name)
             await self._host.topics.delete(name, self.topic(name).topic_id.hex)
 
-        return self._start(delete)
+        return self._start_asked(delete)
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""
         return self._start(self._producer_ids.take)
+
+    def _start_asked(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
+        """Run a change that a client asks for, and waits for: it hears if the metadata store is away."""
+        return self._start(partial(while_there, self._host.topics.store, work))
 
     def _start(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
         """Run a change in a task, which begins later; the ticket gets its outcome."""

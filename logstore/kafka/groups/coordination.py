@@ -36,10 +36,6 @@ Answer = ResponsePayload | EncodedAnswer
 Beside = Callable[[ReplicatedLedger, GroupHandlers], Awaitable[None]]
 
 
-async def nothing_beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
-    """Nothing else is in the ledger."""
-
-
 class _Coordinating:
     """The handlers of one ownership, and the requests that they have."""
 

@@ -75,7 +75,7 @@ class KeptGenerations:
         for key, value in self._ledger.items(PREFIX):
             group_id = _group_of(key)
             beside = rejoined.get(group_id, [])
-            group, is_large = _decoded(group_id, value, beside)
+            group, is_large = decode_generation(group_id, value, beside)
             if group is not None and is_large:
                 self._large[group_id] = _LargeEntry(group.generation_id, len(value), sum(map(len, beside)))
             yield group
@@ -165,12 +165,7 @@ def encode_generation(group: ConsumerGroup) -> bytes:
     return _dumped(entry)
 
 
-def decode_generation(group_id: str, value: bytes) -> ConsumerGroup | None:
-    """The group of an entry; None if it cannot be read."""
-    return _decoded(group_id, value, ())[0]
-
-
-def _decoded(group_id: str, value: bytes, rejoined: Iterable[bytes]) -> tuple[ConsumerGroup | None, bool]:
+def decode_generation(group_id: str, value: bytes, rejoined: Iterable[bytes]) -> tuple[ConsumerGroup | None, bool]:
     """The group of an entry, None if it cannot be read, with the entries of its members if they count; and whether they
     do.
     """

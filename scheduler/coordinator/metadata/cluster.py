@@ -8,8 +8,8 @@ Invariants:
   moment at which the batch is made. Then its changes are made one transaction after the other, the last of which takes
   the batch away. Whoever finds a head that names a batch finishes the batch before anything else.
 * While this host is not sure of its lease, `obstacle` says so: it tells and changes nothing.
-* The coordinator refuses requests and checkpoints when LIMIT_BYTES are stored (`left_bytes`); what it has accepted may
-  still be written on.
+* The coordinator refuses requests and checkpoints for which LIMIT_BYTES leave no room (`left_bytes`), also for what
+  is still to be written of requests that it has accepted; these may be written on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class ClusterMetadata:
         self._store = store
         self._off_load = off_load
         self._leadership = leadership
-        self._limit_bytes = limit_bytes
+        self.limit_bytes: Final[float] = limit_bytes
         self._head_revision = ABSENT
         self._writes = 0
         """The highest number of a write that was tried."""
@@ -92,7 +92,7 @@ class ClusterMetadata:
     @property
     def left_bytes(self) -> float:
         """See Metadata."""
-        return self._limit_bytes - self._bytes
+        return self.limit_bytes - self._bytes
 
     async def load(self) -> Mapping[str, str]:
         """See Metadata. Raises LeadershipLost too."""

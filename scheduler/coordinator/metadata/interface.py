@@ -40,6 +40,11 @@ class Metadata(Protocol):
         ...
 
     @property
+    def limit_bytes(self) -> float:
+        """How many bytes of keys and values the store takes in all; infinite: what its disk takes."""
+        ...
+
+    @property
     def left_bytes(self) -> float:
         """How many bytes of keys and values the store takes beside those that it has."""
         ...

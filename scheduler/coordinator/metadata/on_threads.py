@@ -25,6 +25,7 @@ class MetadataOnThreads:
     """See Metadata: on a blocking store, which this process alone uses, and which takes what its disk takes."""
 
     obstacle: Final = None
+    limit_bytes: Final = inf
     left_bytes: Final = inf
 
     def __init__(self, metadata: BlockingMetadata, off_load: OffLoad = in_a_thread) -> None:

@@ -8,7 +8,8 @@ Invariants:
   (`scheduler.coordinator.metadata.cluster`): two that both think that they lead cannot both store, nor tell anything.
 * A host puts its entry in the place of none but its own of before, whose lease has not ended yet, and a damaged one.
 * A host that cannot lead, as with another network than the plan was made for, takes its entry away and leaves the lead
-  to others for CANNOT_LEAD_S. One whose store is away keeps it, and tries again.
+  to others for CANNOT_LEAD_S. One that cannot read the state keeps it and tries again, for STATE_LIMIT_S; it says what
+  it waits for, at once and each TELL_S.
 * `resign` stores what was recorded, and takes the entry away: another host leads at once. This one does not lead again.
 """
 
@@ -26,6 +27,7 @@ from logstore.base.metadata.interface import ABSENT, Committed, Entry, MetadataS
 from logstore.base.metadata.view import MetadataView
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.log_events import (
+    COORDINATOR_AWAITS_STATE,
     COORDINATOR_CANNOT_LEAD,
     COORDINATOR_FOLLOWS,
     COORDINATOR_LEADS,
@@ -38,6 +40,11 @@ LOOK_S: Final = 0.2
 """Between two looks at the entry while nothing is heard of it: this host may have become a member meanwhile."""
 STORE_AWAY_S: Final = 1.0
 """Before a state that could not be read is read again."""
+STATE_LIMIT_S: Final = 120.0
+"""For the state to be read, in tries that fail; then another host is to try."""
+TELL_S: Final = 60.0
+"""Between two lines of the log about a state that is awaited."""
+READING: Final = "the state is being read"
 CANNOT_LEAD_S: Final = 30.0
 RESIGN_S: Final = 5.0
 """For what was recorded to be stored, and for the entry to go; else the lease's end takes it."""
@@ -51,8 +58,12 @@ class CandidateHost(Protocol):
         """The lease under which this host is a member; 0: it surely is none now."""
 
     @property
-    def coordinator_entry(self) -> schema.StoredCoordinator:
-        """Its name, and the life that it is in."""
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def start(self) -> str:
+        """The random name of the life that it is in."""
 
 
 class LeadingCoordinator(Protocol):
@@ -101,7 +112,8 @@ class Candidate:
         self._lead = lead
         self._report = report
         self._off_load = off_load
-        self._view = MetadataView(store, schema.LEADER_KEY)
+        self.view = MetadataView(store, schema.LEADER_KEY)
+        """Of the leader's entry, and of what the leader says beside it."""
         self._leading: LeadingCoordinator | None = None
         self._revision = ABSENT
         """Of this host's entry, while it leads."""
@@ -110,6 +122,8 @@ class Candidate:
         self._pause_until_s = float("-inf")
         self._told = ""
         """The leader that was reported last."""
+        self.awaited = ""
+        """What this host waits for while it has the lead and not yet the state, for its log; "": it does not wait."""
 
     @property
     def leads(self) -> bool:
@@ -117,21 +131,32 @@ class Candidate:
         return self._leading is not None and self._is_sure()
 
     @property
-    def leader_url(self) -> str:
-        """Where the coordinator that leads is asked, as far as is known; "": nobody leads, or this host does."""
+    def followed(self) -> schema.StoredLeader | None:
+        """The other host that leads, as far as is known; None: nobody leads, or this host does."""
         leader = self._leader()
-        return "" if leader is None or self._is_own(leader) else leader.url
+        return None if leader is None or self._is_own(leader) else leader
+
+    @property
+    def leader_url(self) -> str:
+        """Where the coordinator of the host that is followed is asked; "": there is none."""
+        leader = self.followed
+        return "" if leader is None else leader.url
+
+    @property
+    def led(self) -> tuple[int, int]:
+        """The revision of this host's entry while it leads, and the lease that the entry lies under."""
+        return self._revision, self._lease_id
 
     async def run(self) -> None:
         """Stand by, and lead when nobody does, until cancelled. Raises MetadataRefused, MetadataDamaged."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._view.run)
+            nursery.start_soon(self.view.run)
             nursery.start_soon(self._get_ready)
-            await self._view.reached(1)
+            await self.view.reached(1)
             while True:
                 await self._look()
                 with trio.move_on_after(LOOK_S):
-                    await self._view.changed()
+                    await self.view.changed()
 
     async def _get_ready(self) -> None:
         await self._prepare()
@@ -155,7 +180,7 @@ class Candidate:
     # ---- the entry
 
     def _entry(self) -> Entry | None:
-        return self._view.entries.get(schema.LEADER_KEY)
+        return self.view.entries.get(schema.LEADER_KEY)
 
     def _leader(self) -> schema.StoredLeader | None:
         """Who leads, as far as this host knows; None: nobody, or the entry is damaged."""
@@ -165,7 +190,7 @@ class Candidate:
         return None
 
     def _is_own(self, leader: schema.StoredLeader) -> bool:
-        return leader.host == self._member.coordinator_entry.host
+        return leader.host == self._member.name
 
     def _is_sure(self) -> bool:
         return self._lease_id != 0 and self._member.lease_id == self._lease_id
@@ -182,9 +207,8 @@ class Candidate:
         may_lead = self._is_prepared and not self._is_resigning and trio.current_time() >= self._pause_until_s
         if not lease_id or not may_lead:
             return
-        own = self._member.coordinator_entry
         put = schema.lead(
-            schema.StoredLeader(host=own.host, start=own.start, url=self._url),
+            schema.StoredLeader(host=self._member.name, start=self._member.start, url=self._url),
             lease_id,
             ABSENT if entry is None else entry.revision,
         )
@@ -206,6 +230,7 @@ class Candidate:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._wait_replaced, revision, metadata, nursery.cancel_scope)
                 leading = await self._begin(metadata, nursery)
+                self.awaited = ""
                 if not self._is_resigning:
                     self._leading = leading
                     self._report(COORDINATOR_LEADS, url=self._url)
@@ -214,24 +239,41 @@ class Candidate:
             self._pause_until_s = trio.current_time() + CANNOT_LEAD_S
             await self._take_away(revision)
         finally:
-            self._leading, self._revision, self._lease_id = None, ABSENT, 0
+            self._leading, self._revision, self._lease_id, self.awaited = None, ABSENT, 0, ""
 
     async def _begin(self, metadata: ClusterMetadata, nursery: trio.Nursery) -> LeadingCoordinator:
-        """Have the state, as soon as the store gives it."""
-        while True:
+        """Have the state, as soon as the store gives it. Raises StartError if it gives none for STATE_LIMIT_S."""
+        self.awaited, began_s = READING, trio.current_time()
+        nursery.start_soon(self._tell_awaited, began_s)
+        while trio.current_time() - began_s < STATE_LIMIT_S:
             try:
                 leading: LeadingCoordinator = await nursery.start(self._lead, metadata)
-            except* StoreError:
+            except* StoreError as failures:
+                before, self.awaited = self.awaited, "; ".join(str(failure) for failure in leaves(failures))
+                if before == READING:
+                    self._report_awaited(began_s)
                 await trio.sleep(STORE_AWAY_S)
             else:
                 return leading
+        raise StartError(f"the state could not be read for {STATE_LIMIT_S:g} s: {self.awaited}")
+
+    async def _tell_awaited(self, began_s: float) -> None:
+        """Say each TELL_S what is waited for, until this host has the state."""
+        while True:
+            await trio.sleep(TELL_S)
+            if not self.awaited:
+                return
+            self._report_awaited(began_s)
+
+    def _report_awaited(self, began_s: float) -> None:
+        self._report(COORDINATOR_AWAITS_STATE, why=self.awaited, for_s=round(trio.current_time() - began_s))
 
     async def _wait_replaced(self, revision: int, metadata: ClusterMetadata, scope: trio.CancelScope) -> None:
         """Cancel when the entry is another one, or gone."""
-        await self._view.reached(revision)
+        await self.view.reached(revision)
         while not metadata.is_lost and (entry := self._entry()) is not None and entry.revision == revision:
             with trio.move_on_after(LOOK_S):
-                await self._view.changed()
+                await self.view.changed()
         leading, self._leading = self._leading, None
         if leading is not None:
             leading.stop()

@@ -21,6 +21,8 @@ from scheduler.coordinator.errors import ApiError
 
 OK: Final = 200
 TEMPORARY_REDIRECT: Final = 307
+AWAITS_STATE: Final = "this host is to lead, and has no state yet from the metadata store: its log says why"
+NETWORK_DIFFERS: Final = "the leader plans on another network than this host would: give all hosts the same file"
 NO_LEADER: Final = "no coordinator leads at the moment: ask again, here or at another host"
 
 
@@ -35,6 +37,18 @@ class Leads(Protocol):
     def leader_url(self) -> str:
         """Where another host does, as far as is known; "": nobody does, or this host."""
 
+    @property
+    def awaited(self) -> str:
+        """What this host waits for, to lead; "": nothing."""
+
+
+class Networks(Protocol):
+    """The networks of this host and of the leader (`ComparedNetworks`)."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether this host stands by with another network than the leader's."""
+
 
 class Front:
     """Answers every request. `candidate` and `dispatch` are set when they are there."""
@@ -43,6 +57,7 @@ class Front:
         self._clients = clients
         self._traffic = traffic
         self.candidate: Leads | None = None
+        self.networks: Networks | None = None
         self.dispatch: Dispatch | None = None
         """While this host has a coordinator."""
         self.answered: Counter[tuple[str, int]] = Counter()
@@ -66,10 +81,7 @@ class Front:
         if route is None or not route.free:
             self._clients.check(request)
         if route is not None and route.local:
-            if route.operation == "getMetrics":
-                return HttpResponse(OK, metrics.standby_text(self._traffic).encode(), PROMETHEUS)
-            status, said = (OK, "standby") if leader_url else (UNAVAILABLE, "failing")
-            return json_response(status, {"status": said})
+            return self._own(route.operation, leader_url)
         if not leader_url:
             raise ApiError(UNAVAILABLE, NO_LEADER)
         if not request.target.startswith("/"):
@@ -79,3 +91,16 @@ class Front:
             f"this host stands by: ask {leader_url}",
             headers={"Location": leader_url + request.target},
         )
+
+    def _own(self, operation: str, leader_url: str) -> HttpResponse:
+        """What this host says of itself while it does not lead."""
+        awaits_state = self.candidate is not None and bool(self.candidate.awaited)
+        differs = self.networks is not None and self.networks.differ
+        if operation == "getMetrics":
+            text = metrics.standby_text(self._traffic, awaits_state=awaits_state, network_differs=differs)
+            return HttpResponse(OK, text.encode(), PROMETHEUS)
+        if awaits_state:
+            return json_response(UNAVAILABLE, {"status": "failing", "why": AWAITS_STATE})
+        if not leader_url:
+            return json_response(UNAVAILABLE, {"status": "failing"})
+        return json_response(OK, {"status": "standby", **({"why": NETWORK_DIFFERS} if differs else {})})

@@ -29,13 +29,16 @@ from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import DRAIN_S, ServeSettings
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
-from scheduler.coordinator.standby.former_database import take_database
+from scheduler.coordinator.standby.former_database import take_database, warn_of_database
 from scheduler.coordinator.standby.front import Front
+from scheduler.coordinator.standby.networks import ComparedNetworks
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.online.records import EventOutcome
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
+DATABASE_LOOK_S: Final = 1.0
+"""Between two looks at who leads, until somebody does."""
 MAX_REMEMBERED: Final = 1_000
 """Requests that are over: a takeover reads them too, some 8 MB with 20 chunks each."""
 
@@ -101,10 +104,26 @@ class StandingBy:
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
         self._former = cluster.former
-        self._candidate = self.front.candidate = Candidate(
-            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report, self._off_load
+        report = self.environment.report
+        candidate = self._candidate = self.front.candidate = Candidate(
+            cluster.member, cluster.store, url, self._prepare, self._lead, report, self._off_load
         )
-        await self._candidate.run()
+        networks = ComparedNetworks(candidate, cluster.store, lambda: self.environment.topology, report)
+        self.front.networks = networks
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(networks.run)
+            nursery.start_soon(self._look_for_database, candidate)
+            await candidate.run()
+
+    async def _look_for_database(self, candidate: Candidate) -> None:
+        """Say of a former database that it is not taken, where another host leads."""
+        while self._former is not None and not candidate.leads:
+            followed = candidate.followed
+            if followed is not None:
+                if await trio.to_thread.run_sync(self._former.exists):
+                    warn_of_database(self._former, f"host {followed.host} leads", self.environment.report)
+                return
+            await trio.sleep(DATABASE_LOOK_S)
 
     async def _prepare(self) -> None:
         await warm_up_planner(self.environment.planner, self.environment.report)
