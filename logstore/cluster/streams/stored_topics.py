@@ -45,7 +45,7 @@ class StoredTopics:
         hosts: set[str] = set()
         after, more = "", True
         while more:
-            page = await self._store.page(schema.DISKS, after=after)
+            page = await self.store.page(schema.DISKS, after=after)
             hosts.update(map(_host_of, page.entries))
             after, more = page.entries[-1].key if page.entries else "", page.more
         return hosts
