@@ -322,7 +322,8 @@ class ClusterHost:
     def _require(self, owner: Owner) -> None:
         known = self._claims.topic_of(owner.stream)
         if known is not None:
-            self._drive(owner, owner.require(election.min_copies(known.topic), self._ticks.now_ms()))
+            least, copies = election.min_copies(known.topic), known.topic.replicas
+            self._drive(owner, owner.require(least, self._ticks.now_ms(), copies))
 
     def next_offset(self, stream: str) -> int:
         """The offset of the next batch. Raises NotLeader."""

@@ -271,6 +271,20 @@ async def test_a_topic_that_was_made_behind_the_coming_of_hosts_follows_them(tmp
         assert (await stored_topic(store, "raced")).hosts == 0
 
 
+async def test_the_copies_of_a_topic_are_raised(tmp_path: Path) -> None:
+    """Up to the hosts that live, and never to fewer; half of the copies are needed from then on."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        await settled(one.front.create_topic("orders", 1, {}, 1))
+        assert one.front.copies("orders") == 1
+        topic = await settled(other.front.raise_replicas("orders", 3))
+        assert (topic.replicas, topic.config.min_insync_replicas) == (3, 2)
+        await until_seen(store, one)
+        assert one.front.copies("orders") == 3
+        for wrong in (2, 4):
+            with pytest.raises(InvalidReplicas):
+                await settled(one.front.raise_replicas("orders", wrong))
+
+
 async def groups_ask_for(host: Host, copies: int) -> None:
     """Wait until a host knows that the topic of groups asks for so many copies."""
     with trio.fail_after(PATIENCE_S):
