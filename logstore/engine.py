@@ -22,17 +22,14 @@ from logstore.disk.readers import ReaderThreads
 from logstore.disk.reads_beside import ReadsBeside
 from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
-from logstore.errors import (
-    CorruptChunk,
-    OffsetOutOfRange,
-    UnknownTopicOrPartition,
-)
+from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
 from logstore.events import LOOK_UP_INEXACT
 from logstore.interfaces import FileSystem, ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob
 from logstore.log.read_ahead import ReadPosition, split
+from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import (
     MANY_BATCHES,
     QUICK_LOOK_UP_BYTES,
@@ -273,10 +270,10 @@ class StoreEngine:
         max_bytes: int,
         *,
         include_control: bool = False,
-        is_patient: bool = True,
+        patience: ReadPatience | None = None,
     ) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
-        high watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are
+        high watermark, nor, with some `patience`, while they are on their way from the tier: the stream's waiters are
         woken when they are there.
 
         Without `include_control`, control batches are replaced by empty ones. Raises OffsetOutOfRange, CorruptChunk,
@@ -290,7 +287,7 @@ class StoreEngine:
         place, tiered = ReadPosition(stream, offset, include_control), stream.tiered.at(offset)
         if tiered is not None and stream.chunk_at(offset) is None:
             return await self.tier.serve(
-                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
             )
         await self._beside.wait()
         paid_bytes = self._beside.begin(max_bytes)
@@ -307,7 +304,7 @@ class StoreEngine:
                     raise
                 # The local copy is damaged, or has gone since.
                 return await self.tier.serve(
-                    stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+                    stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
                 )
             result, rest = split(found, max_bytes)
             self._ahead.pieces.put(place._replace(offset=result.next_offset), rest)

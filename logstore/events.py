@@ -123,6 +123,7 @@ LOCAL_COPIES_REMOVED: Final = LogEvent("local_copies_removed")
 TIER_AWAY: Final = LogEvent("tier_away", Level.WARNING)
 TIER_BACK: Final = LogEvent("tier_back")
 TIER_CHUNK_NOT_STORED: Final = LogEvent("tier_chunk_not_stored", Level.ERROR, folded_by="stream")
+TIER_CHUNK_NOT_REGISTERED: Final = LogEvent("tier_chunk_not_registered", Level.ERROR, folded_by="stream")
 TIER_OBJECTS_MISSING: Final = LogEvent("tier_objects_missing", Level.ERROR, folded_by="stream")
 TIER_SWEPT: Final = LogEvent("tier_swept")
 

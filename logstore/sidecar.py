@@ -78,7 +78,8 @@ from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
 from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
+from logstore.kafka.groups.limited_ledger import LimitedLedger
+from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
@@ -530,9 +531,10 @@ def _coordination(
     """The groups of a cluster, on the host that coordinates them, and the registered readers beside them."""
     readers = cluster.homes.readers
 
-    def make(ledger: OffsetLedger) -> GroupHandlers:
-        offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
-        return _group_handlers(settings, broker, report, offsets, KeptGenerations(ledger, broker.clock))
+    def make(ledger: ReplicatedLedger) -> GroupHandlers:
+        limited = LimitedLedger(ledger, lambda: ledger.stream.lacks_members, broker.clock)
+        offsets = OffsetStore(limited, commits_by_stream(readers.note_commits))
+        return _group_handlers(settings, broker, report, offsets, KeptGenerations(limited, broker.clock))
 
     async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
         await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))

@@ -13,6 +13,7 @@ from logstore.client import admin_wire, wire
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
 from logstore.client.errors import NOT_COORDINATING, MalformedReply, SidecarRefused
+from logstore.client.wire import OffsetInfo
 from logstore.errors import InvalidConfig, NoCluster
 from logstore.format.host_summaries import PLACES_PER_REPLY, HostChanged, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
@@ -180,13 +181,22 @@ class Admin:
             raise InvalidConfig(message or f"settings of topic {topic!r}")
         self._check(error, message or f"topic {topic!r}", "AlterConfigs on the topic", is_bare=not message)
 
-    def sizes(self) -> dict[TopicPartition, int] | None:
-        """The bytes of each stream's chunks; None without Describe on the cluster."""
+    def offsets_here(self, streams: Iterable[TopicPartition], moment: int) -> dict[TopicPartition, OffsetInfo]:
+        """Offsets at EARLIEST or LATEST as the server says that is asked; an error of a stream is that stream's answer,
+        and nobody else is asked for it.
+        """
+        request = wire.list_offsets_request(dict.fromkeys(streams, moment))
+        return self._client.call(wire.LIST_OFFSETS, request, wire.list_offsets_reply)
+
+    def sizes(self, *, is_here: bool = False) -> dict[TopicPartition, int] | None:
+        """The bytes of each stream's chunks; None without Describe on the cluster. `is_here`: as the server that is
+        asked says, and no other host of the cluster.
+        """
         request = admin_wire.log_dirs_request()
 
         def ask() -> dict[TopicPartition, int] | None:
             found: dict[TopicPartition, int] = {}
-            hosts: Sequence[Address | None] = self._asked_hosts() or [None]
+            hosts: Sequence[Address | None] = [None] if is_here else self._asked_hosts() or [None]
             for host in hosts:
                 sizes = self._client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
                 if sizes is None:

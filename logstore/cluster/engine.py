@@ -13,6 +13,7 @@ from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.engine import SCAN_CHUNKS, StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange
+from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
@@ -85,11 +86,11 @@ class ClusterEngine:
         max_bytes: int,
         *,
         include_control: bool = False,
-        is_patient: bool = True,
+        patience: ReadPatience | None = None,
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`."""
         return await self._reads.read(
-            self._own(stream), offset, max_bytes, include_control=include_control, is_patient=is_patient
+            self._own(stream), offset, max_bytes, include_control=include_control, patience=patience
         )
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:

@@ -59,7 +59,7 @@ from logstore.cluster.streams.registration_requests import CreateRegistration, F
 from logstore.cluster.streams.shown_registrations import ShownRegistrations
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.walks import Walk
-from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
+from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.effects import Acked, Effect, Load, Send, StoreDurably
@@ -142,6 +142,7 @@ class ClusterHost:
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)
         self._reads = EntryReads(self.name, parts.links, self._replica.was_copied)
+        self.answering, self.acknowledged_end = self._reads.answering, self._reads.acknowledged_end
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
         known = self._requests.registrations.known
@@ -348,11 +349,8 @@ class ClusterHost:
         """Entries of a chunk from an offset on, about `max_bytes`, from any of its members, this host included.
 
         The first entry is the one that holds `offset`. Without entries: no member may show more than up to
-        `limit_offset` yet.
-        Raises ChunkUnreachable; without a question if the tier has the chunk and no member is connected.
+        `limit_offset` yet. Raises ChunkUnreachable.
         """
-        if chunk.tiered is not None and not any(self.may_answer(member.host) for member in chunk.members):
-            raise ChunkUnreachable(f"{stream}: no host that can be reached has the chunk from {chunk.base_offset} on")
         return await self._reads.read(stream, chunk, offset, max_bytes)
 
     def may_answer(self, host: str) -> bool:

@@ -15,6 +15,7 @@ fails; whoever needs an answer asks again.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -163,6 +164,16 @@ class ReplicaFiles(Protocol):
         """The local store's stream with a chunk's records, at their offsets; None if there is none here."""
 
 
+class Answering(Enum):
+    """Who answers a read of a chunk at present, of the hosts that have it."""
+
+    AT_ONCE = "at once"
+    LATE = "late"
+    """Those that can be reached let readers wait."""
+    NOBODY = "nobody"
+    """None can be reached."""
+
+
 class StreamOwners(Protocol):
     """What a stream needs of its host (`logstore.cluster.host`)."""
 
@@ -195,6 +206,12 @@ class StreamOwners(Protocol):
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
         """Read a chunk's batches from any of its members."""
+
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int, /) -> int | None:
+        """Up to where a member knows a chunk to be acknowledged that has the offset; None: no member answers now."""
+
+    def answering(self, chunk: ChunkRegistration, /) -> Answering:
+        """Who answers at present of the hosts that have a chunk."""
 
 
 class StreamObserver(Protocol):

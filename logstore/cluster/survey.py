@@ -81,6 +81,8 @@ class _Counts:
     stuck: Counter[str] = field(default_factory=Counter)
     missing_hosts: dict[str, int] = field(default_factory=dict)
     is_complete: bool = True
+    damaged: set[str] = field(default_factory=set)
+    """Streams with an entry that cannot be read."""
 
     def add(self, stream: str, chunk: ChunkRegistration, copies: int, alive: int) -> None:
         """Count a chunk, of which so many copies are wanted and alive."""
@@ -201,6 +203,7 @@ class Survey:
                         self._add(counts, stream, heads[stream], decode_sealed_chunk(entry.value))
                     except (CorruptRegister, UnknownFormatVersion):
                         is_whole = False
+                        counts.damaged.add(stream)
             left -= len(page.entries)
             if not page.more or left <= 0:
                 counts.is_complete = is_whole and not page.more
@@ -288,6 +291,7 @@ class Survey:
             under_replicated=counts.short[stream],
             min_copies=election.min_copies(topic),
             waits=tuple(map(wait_summary, waits[:MAX_WAITS])),
+            is_damaged=stream in counts.damaged or f"{schema.STREAMS}{stream}" in self._view.damaged,
         )
 
 

@@ -1,7 +1,8 @@
 """`cairn topics describe`: a topic's offsets, bytes and settings; in a cluster also owners, and where copies are.
 
-Invariants: nothing is changed. In a cluster each owner is asked for its own partitions; what an owner does not say
-(none lives, or it does not answer) is shown as unknown, and the rest is shown all the same.
+Invariants: nothing is changed. In a cluster each owner is asked for its own partitions, and for nothing that another
+host would have to say; what an owner does not say (none lives, or it does not answer) is shown as unknown, and the rest
+is shown all the same. What it does not say of one partition is unknown of that one alone, with the reason.
 """
 
 import argparse
@@ -10,12 +11,18 @@ from typing import Any
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import SidecarRefused, Unavailable
-from logstore.client.wire import EARLIEST, LATEST
+from logstore.client.errors import NOT_LEADER, SidecarRefused, Unavailable, name_of
+from logstore.client.wire import EARLIEST, LATEST, OffsetInfo
 from logstore.commands.connection import connect_to
 from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_size, show_time
 from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummary
 from logstore.format.tier_summaries import TieredPartition
+
+_DAMAGED_TEXT = (
+    "has a damaged entry in the metadata store; `metadata_entry_damaged` and `metadata_unusable` in the log say which. "
+    "It is served as its owner knows it, its newest chunk does not end, and nothing more of it goes to the tier: "
+    "restore the entry"
+)
 
 
 def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
@@ -36,6 +43,7 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
         (entry["partition"], entry["earliest"], entry["latest"], show_size(entry["bytes"])) for entry in partitions
     ]
     _print(("partition", "earliest", "latest", "size"), rows, partitions)
+    _print_unknown(partitions)
     print_fields(sorted(configs.items()))
 
 
@@ -68,19 +76,41 @@ def _tier_row(tier: dict[str, int] | None) -> tuple[Cell, ...]:
 
 def _known(client: Client, streams: Sequence[TopicPartition]) -> list[dict[str, Any]]:
     """Offsets and bytes of partitions, and what of them is in the tier, by the sidecar that has them."""
-    earliest, latest = (client.offsets(dict.fromkeys(streams, moment)) for moment in (EARLIEST, LATEST))
-    sizes, topics = Admin(client).sizes(), {stream.topic for stream in streams}
-    tiered = {topic: Admin(client).tiered(topic) for topic in topics}
+    admin = Admin(client)
+    earliest, latest = (admin.offsets_here(streams, moment) for moment in (EARLIEST, LATEST))
+    sizes, topics = admin.sizes(is_here=True), {stream.topic for stream in streams}
+    tiered = {topic: admin.tiered(topic) for topic in topics}
     return [
         {
             "partition": stream.partition,
-            "earliest": earliest[stream].offset,
-            "latest": latest[stream].offset,
+            "earliest": _offset(earliest.get(stream)),
+            "latest": _offset(latest.get(stream)),
+            "offsets_error": _error(latest.get(stream)) or _error(earliest.get(stream)),
             "bytes": None if sizes is None else sizes.get(stream, 0),
             "tier": _tier(tiered[stream.topic].get(stream.partition)),
         }
         for stream in streams
     ]
+
+
+def _offset(found: OffsetInfo | None) -> int | None:
+    return None if found is None or found.error else found.offset
+
+
+def _error(found: OffsetInfo | None) -> str | None:
+    """The name of Kafka's error where there is no offset; None: there is one, or the host does not own the stream."""
+    return None if found is None or not found.error or found.error in (NOT_LEADER, 3) else name_of(found.error)
+
+
+def _print_unknown(partitions: Iterable[dict[str, Any]]) -> None:
+    """Why offsets of partitions are unknown though their host has answered."""
+    for entry in partitions:
+        if entry["offsets_error"]:
+            unknown = " and ".join(name for name in ("earliest", "latest") if entry[name] is None)
+            print(
+                f"partition {entry['partition']}: its {unknown} offset is not known ({entry['offsets_error']}). Where "
+                "a stream lacks members, its host may know less than was acknowledged: start hosts that have it"
+            )
 
 
 def _known_by_owners(
@@ -104,7 +134,7 @@ def _known_by_owners(
 def _describe_placed(
     reply: PlacesReply, known: dict[int, dict[str, Any]], configs: dict[str, str], arguments: argparse.Namespace
 ) -> None:
-    unknown = dict.fromkeys(("earliest", "latest", "bytes", "tier"))
+    unknown = dict.fromkeys(("earliest", "latest", "offsets_error", "bytes", "tier"))
     partitions = [
         {
             **unknown,
@@ -119,6 +149,7 @@ def _describe_placed(
             "under_replicated": place.under_replicated,
             "min_copies": place.min_copies or None,
             "waits": [wait_values(wait) for wait in place.waits],
+            "damaged": place.is_damaged,
         }
         for place in reply.places
     ]
@@ -128,6 +159,7 @@ def _describe_placed(
         return
     titles = ("partition", "earliest", "latest", "size", "owner", "epoch", "replicas", "away", "chunks", "short")
     _print(titles, [_row(entry) for entry in partitions], partitions)
+    _print_unknown(partitions)
     short = sum(place.under_replicated for place in reply.places)
     more = "" if reply.is_complete else "; not all chunks were counted"
     copies = max((place.copies for place in reply.places), default=0)
@@ -135,6 +167,8 @@ def _describe_placed(
     for place in reply.places:
         if place.live_copies < place.min_copies:
             print(f"partition {place.partition} {_too_few_text(place)}")
+        if place.is_damaged:
+            print(f"partition {place.partition} {_DAMAGED_TEXT}")
         for wait in place.waits:
             stream = TopicPartition(arguments.topic, place.partition)
             print(f"partition {place.partition} {wait_text(stream, wait)}")

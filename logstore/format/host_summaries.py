@@ -112,7 +112,7 @@ class PlaceSummary:
     `replicas`: the members of the open chunk; `away`: those of them that are not alive. `chunks` counts the open one.
     `min_copies`: how many live members producers need; 0: the host that was asked does not say.
     `waits`: what waits for chunks that cannot be read, if that lasts: a takeover, so that nobody leads the partition
-    although it has an owner, or epochs; at most MAX_WAITS.
+    although it has an owner, or epochs; at most MAX_WAITS. `is_damaged`: an entry of its registration cannot be read.
     """
 
     partition: int
@@ -126,6 +126,7 @@ class PlaceSummary:
     under_replicated: int
     min_copies: int = 0
     waits: tuple[WaitSummary, ...] = ()
+    is_damaged: bool = False
 
     @property
     def live_copies(self) -> int:
@@ -206,6 +207,7 @@ def places_fields(reply: PlacesReply) -> dict[str, object]:
             "under_replicated": place.under_replicated,
             "min_copies": place.min_copies,
             "waits": [wait_fields(wait) for wait in place.waits],
+            "damaged": place.is_damaged,
         }
         for place in reply.places
     ]
@@ -227,6 +229,7 @@ def get_places(fields: Fields) -> PlacesReply:
             under_replicated=get_int(entry, "under_replicated", 0, _INT64_MAX),
             min_copies=get_int({"min_copies": 0, **entry}, "min_copies", 0, _INT32_MAX),
             waits=tuple(get_wait(wait) for wait in get_objects({"waits": [], **entry}, "waits")[:MAX_WAITS]),
+            is_damaged=get_bool({"damaged": False, **entry}, "damaged"),
         )
         for entry in get_objects(fields, "places")
     )

@@ -53,7 +53,8 @@ class RequestBudget:
         """A request that was taken is answered before its batches are acknowledged. Its bytes are counted apart until
         all tickets have settled, up to the limit; beyond that they stay with those of unanswered requests.
         """
-        fresh = [ticket for ticket in tickets if not ticket.done and ticket not in self._kept]
+        present = {_present(ticket) for ticket in tickets}
+        fresh = [ticket for ticket in present if not ticket.done and ticket not in self._kept]
         if not fresh:
             self.give(size)
             return
@@ -71,7 +72,7 @@ class RequestBudget:
         self._kept.discard(ticket)
         left.discard(ticket)
         if isinstance(ticket.error, AnsweredEarly):
-            following = ticket.error.ticket
+            following = _present(ticket)
             self._kept.add(following)
             left.add(following)
             following.add_callback(partial(self._let_go, left, size, is_apart=is_apart))
@@ -88,6 +89,13 @@ class RequestBudget:
             if self._freed is None:
                 self._freed = trio.Event()
             await self._freed.wait()
+
+
+def _present(ticket: AppendTicket) -> AppendTicket:
+    """The ticket that a batch has now: it has another one each time that it was answered early."""
+    while isinstance(ticket.error, AnsweredEarly):
+        ticket = ticket.error.ticket
+    return ticket
 
 
 class AnswerBudget:

@@ -2,7 +2,8 @@
 
 Invariants: every requested partition is answered, in order, and no partition may be named twice; the limits of the
 request hold, except for the first batch of the answer, which is sent whatever its size, so that a reader always
-advances. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
+advances. What the reads wait for other hosts is limited for the whole request (`ReadPatience`), however many partitions
+it has. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
 request names all its partitions.
 
 Source: Kafka protocol guide, Fetch 4 to 18; KIP-74 (limits), KIP-227 (sessions), KIP-516 (topic ids, from version 13).
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import trio
 
-from logstore.errors import CairnError, MalformedRequest, NotLeader, OffsetOutOfRange, StorageFailed
+from logstore.errors import CairnError, ChunkUnreachable, MalformedRequest, NotLeader, OffsetOutOfRange, StorageFailed
 from logstore.events import READ_FAILED
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker
@@ -26,6 +27,7 @@ from logstore.kafka.leaders import NOT_LEADER, CurrentLeader, Leaders, write_end
 from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
+from logstore.log.read_patience import ReadPatience
 from logstore.log.served import ServedStream
 
 _THROTTLE = struct.Struct(">i")
@@ -44,6 +46,8 @@ MAX_RESPONSE_BYTES = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
 STEP_BYTES = 16 * 1024
 """So many bytes of an answer count as a step of its walk: a MiB that is read from memory takes 100 µs."""
+OTHERS_S, LEAST_OTHERS_S = 0.5, 0.05
+"""For so long the reads of a Fetch wait for other hosts together, or for less if the client does; at least LEAST."""
 MAX_WAITING_PARTITIONS = 200_000
 """Partitions that all waiting fetches together may name, at some 100 bytes each; further fetches do not wait."""
 WAITING_PART_BYTES = 100
@@ -87,6 +91,8 @@ class _PartitionAnswer(NamedTuple):
     log_start_offset: int
     buffers: list[Buffer]
     size: int
+    is_away: bool = False
+    """The records are on no host that can be reached: the client hears of it when it would hear that there are none."""
 
 
 def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
@@ -172,7 +178,8 @@ async def _answer(
                 stream.add_waiter(changed.set)
                 await pace.step()
             room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
-            topics, size, is_final = await _collect(broker, request, found, room)
+            patience = ReadPatience(min(OTHERS_S, max(LEAST_OTHERS_S, deadline - trio.current_time())))
+            topics, size, is_final = await _collect(broker, request, found, room, patience)
             # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 body = await _encode(request.version, 0, topics, leaders)
@@ -199,7 +206,11 @@ def _streams(broker: Broker, request: FetchRequest) -> list[list[ServedStream | 
 
 
 async def _collect(
-    broker: Broker, request: FetchRequest, streams: list[list[ServedStream | None]], room: int
+    broker: Broker,
+    request: FetchRequest,
+    streams: list[list[ServedStream | None]],
+    room: int,
+    patience: ReadPatience,
 ) -> tuple[list[tuple[TopicKey, list[_PartitionAnswer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[TopicKey, list[_PartitionAnswer]]] = []
@@ -215,10 +226,10 @@ async def _collect(
             elif stream is None or stream.deleted:
                 answer = _refused(wanted, _unknown(broker, key))
             else:
-                answer = await _read(broker, stream, wanted, room - total, must_advance=total == 0)
+                answer = await _read(broker, stream, wanted, room - total, patience, must_advance=total == 0)
                 stream.fetched_bytes += answer.size
                 await pace.step(answer.size // STEP_BYTES)
-            is_final = is_final or answer.error != 0
+            is_final = is_final or (answer.error != 0 and not answer.is_away)
             total += answer.size
             answers.append(answer)
         topics.append((key, answers))
@@ -226,7 +237,13 @@ async def _collect(
 
 
 async def _read(
-    broker: Broker, stream: ServedStream, wanted: FetchPartition, room: int, *, must_advance: bool
+    broker: Broker,
+    stream: ServedStream,
+    wanted: FetchPartition,
+    room: int,
+    patience: ReadPatience,
+    *,
+    must_advance: bool,
 ) -> _PartitionAnswer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
         refused = refuse_leader_epoch(stream, wanted.leader_epoch).value
@@ -237,7 +254,7 @@ async def _read(
         if limit <= 0 and not must_advance:
             stream.check_offset(wanted.offset)
             return _empty(stream, wanted)
-        result = await broker.engine.read(stream, wanted.offset, max(1, limit), is_patient=False)
+        result = await broker.engine.read(stream, wanted.offset, max(1, limit), patience=patience)
     except OffsetOutOfRange as error:
         return _empty(stream, wanted, int(error_code(error)))
     except NotLeader as error:
@@ -245,7 +262,8 @@ async def _read(
     except (CairnError, OSError) as error:
         broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         failure = StorageFailed(str(error)) if isinstance(error, OSError) else error
-        return _empty(stream, wanted, int(error_code(failure)))
+        empty = _empty(stream, wanted, int(error_code(failure)))
+        return empty._replace(is_away=isinstance(error, ChunkUnreachable))
     if result.size_bytes > limit and not must_advance:
         return _empty(stream, wanted)
     return _PartitionAnswer(

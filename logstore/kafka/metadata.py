@@ -115,15 +115,24 @@ class MetadataHandlers:
         """FindCoordinator 0 to 6: one key up to version 3, any number from version 4."""
         key_type = getattr(request, "key_type", GROUP_COORDINATOR)
         keys = request.coordinator_keys if request.__version__ >= FIRST_WITH_MANY_KEYS else (request.key,)
+        node = await self._of_groups(caller) if key_type == GROUP_COORDINATOR else None
         answers: list[Mapping[str, Any]] = []
         for key in keys:
             await self._pace.step()
-            answers.append({"key": key, **self._coordinator(key, key_type, caller, request.__version__)})
+            answers.append({"key": key, **self._coordinator(key, key_type, node, request.__version__)})
         if request.__version__ >= FIRST_WITH_MANY_KEYS:
             return await respond(request, {"coordinators": answers})
         return await respond(request, answers[0])
 
-    def _coordinator(self, key: str, key_type: int, caller: Caller, version: int) -> Mapping[str, Any]:
+    async def _of_groups(self, caller: Caller) -> Node | None:
+        """Who coordinates all groups; None: nobody does now."""
+        host, port = caller.advertised_host, caller.advertised_port
+        placement, store = self._broker.placement, self._broker.engine.store
+        if placement is None:
+            return Node(self._node_id(), host, port)
+        return await placement.coordinator(host, port, store.topic_by_id)
+
+    def _coordinator(self, key: str, key_type: int, node: Node | None, version: int) -> Mapping[str, Any]:
         nowhere = {"node_id": -1, "host": "", "port": -1}
         if key_type == TRANSACTION_COORDINATOR:
             return {"error_code": _no_transactions(version), "error_message": NO_TRANSACTIONS, **nowhere}
@@ -133,9 +142,6 @@ class MetadataHandlers:
         if not key:
             message = "a group id must not be empty"
             return {"error_code": ErrorCode.invalid_group_id, "error_message": message, **nowhere}
-        node: Node | None = Node(self._node_id(), caller.advertised_host, caller.advertised_port)
-        if self._broker.placement is not None:
-            node = self._broker.placement.coordinator(caller.advertised_host, caller.advertised_port)
         if node is None:
             return {"error_code": ErrorCode.coordinator_not_available, "error_message": NO_GROUPS, **nowhere}
         here = {"node_id": node.node_id, "host": node.host, "port": node.port}

@@ -17,7 +17,7 @@ import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError, EndNotKnown, StorageFailed, TierUnavailable
+from logstore.errors import CairnError, ChunkUnreachable, EndNotKnown, StorageFailed, TierUnavailable
 from logstore.events import LOOK_UP_FAILED
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
@@ -38,7 +38,12 @@ _UNKNOWN = -1
 _FIRST_WITH_NOT_AVAILABLE = 5
 """From this version on clients know OFFSET_NOT_AVAILABLE (KIP-207)."""
 LOOK_UP_S: Final = 1.0
-"""For a look-up by time, when the tier did not answer another one of the same request: more than the disk needs."""
+"""For a look-up by time, when the tier or hosts did not answer another one of the same request: more than the disk
+needs."""
+LOOK_UPS_S, LEAST_LOOK_UP_S = 5.0, 0.005
+"""For all look-ups behind that one together, and for each when that is over: of thousands, those that find it on this
+host's disk are answered.
+"""
 
 
 class OffsetHandlers:
@@ -127,7 +132,8 @@ class _TimeSearch:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._is_tier_away = False
+        self._left_s = math.inf
+        """For further look-ups by time: limited when somebody did not answer one."""
 
     async def find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
         """Offset and timestamp, -1 where there is none. Raises CairnError, OSError; EndNotKnown if it may lie behind
@@ -142,22 +148,26 @@ class _TimeSearch:
         if timestamp in (EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return _in_tier(stream, timestamp), _UNKNOWN
         engine = self._broker.engine
-        with trio.move_on_after(LOOK_UP_S if self._is_tier_away else math.inf):
+        is_limited, begun_s = self._left_s < math.inf, trio.current_time()
+        limit_s = max(LEAST_LOOK_UP_S, min(LOOK_UP_S, self._left_s)) if is_limited else math.inf
+        with trio.move_on_after(limit_s):
             try:
                 if timestamp == MAX_TIMESTAMP:
                     found = await engine.max_timestamp(stream)
                 else:
                     found = await engine.find_timestamp(stream, timestamp)
-            except TierUnavailable:
-                self._is_tier_away = True
+            except (TierUnavailable, ChunkUnreachable):
+                self._left_s = min(self._left_s, LOOK_UPS_S)
                 raise
+            finally:
+                self._left_s -= (trio.current_time() - begun_s) * is_limited
             if found is None:
                 stream.check_end()
                 return _UNKNOWN, _UNKNOWN
             return found.offset, found.timestamp
         raise TierUnavailable(
-            f"{stream.name}: the tier did not answer a look-up of the same request, and this one was not over in "
-            f"{LOOK_UP_S:g} s; ask again"
+            f"{stream.name}: the tier or other hosts did not answer a look-up of the same request, and this one was "
+            f"not over in {limit_s:g} s; ask again"
         )
 
 

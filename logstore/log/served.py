@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from logstore.base.events import LogEvent
+from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanResult
 from logstore.log.store import StoreSettings
@@ -246,9 +247,12 @@ class ServingEngine(Protocol):
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled; False, and never, if none settles now."""
 
-    async def read(self, stream: ServedStream, offset: int, max_bytes: int, *, is_patient: bool = True) -> ReadResult:
-        """Read whole batches, starting with the batch that holds `offset`; none, unless `is_patient`, while they are on
-        their way from the tier: the stream's waiters are woken then. Raises CairnError, OSError.
+    async def read(
+        self, stream: ServedStream, offset: int, max_bytes: int, *, patience: ReadPatience | None = None
+    ) -> ReadResult:
+        """Read whole batches, starting with the batch that holds `offset`; none, with some `patience`, while they are
+        on their way from the tier or, for longer than that, from other hosts: the stream's waiters are woken then.
+        Raises CairnError, OSError.
         """
 
     @property

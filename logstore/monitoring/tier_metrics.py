@@ -29,6 +29,8 @@ TIER_METRICS: Final[tuple[TierMetricEntry, ...]] = (
     TierMetricEntry("cairn_tier_bytes", "gauge", "bytes of their batches", lambda x: x.tiering.held_bytes),
     TierMetricEntry("cairn_tier_waiting_chunks", "gauge", "sealed chunks that are to be stored there",
                     lambda x: x.tiering.waiting_chunks),
+    TierMetricEntry("cairn_tier_left_out_streams", "gauge", "streams of which a chunk cannot be stored or registered",
+                    lambda x: x.tiering.left_out_streams),
     TierMetricEntry("cairn_tier_stored_bytes_total", "counter", "bytes stored there and read back",
                     lambda x: x.figures.stored_bytes),
     TierMetricEntry("cairn_tier_removed_chunks_total", "counter", "chunks removed there",

@@ -13,8 +13,9 @@ Invariants:
 * While producers write to this host, the pause has STEP_MS for each stream of the turn at least, unless a stream with
   one member waits. Any other lacks nothing but a further member, so it has time.
 * Of the streams that had the turn the last one keeps its pause, and gives it back again in every tick until it is over.
-* A stream has the turn for LONGEST_TURN_MS, and asks for it in every tick. Then it waits again, behind those that wait,
-  and there is no pause: the registration of one stream that cannot be read, say, does not keep all others from it.
+* A stream has the turn for LONGEST_TURN_MS, and asks for it in every tick, or says that it waits for the metadata
+  store. Then it waits again, behind those that wait, or is without a turn until the store has answered, and there is no
+  pause: the registration of one stream that cannot be read or swapped, say, does not keep all others from it.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
@@ -95,6 +96,13 @@ class Growths:
         else:
             self._begin([stream], now_ms)
         return stream in self._turn
+
+    def waits_for_store(self, stream: str, now_ms: int) -> None:
+        """The stream waits for an answer of the metadata store, which may never come: its turn ends if it is long."""
+        if stream in self._turn and now_ms - self._begun_ms >= LONGEST_TURN_MS:
+            del self._turn[stream]
+            if not self._turn:
+                self._end(now_ms)
 
     def give_back(self, stream: str, now_ms: int) -> None:
         """The stream has the members that it wanted, or wants no others: the next ones have their turn after the

@@ -133,8 +133,7 @@ class Owner:
     @property
     def _wanted(self) -> StreamRegistration:
         """The registration, with as many copies as the topic wants now: registered with the next chunk."""
-        known = self.registration
-        return known if known.copies >= self._copies else replace(known, copies=self._copies)
+        return replace(self.registration, copies=max(self.registration.copies, self._copies))
 
     @property
     def high_watermark(self) -> int:
@@ -232,6 +231,7 @@ class Owner:
         effects: list[Effect] = []
         if self._swap is not None and now_ms - self._swap.sent_ms >= self.limits.resend_ms:
             self._swap.sent_ms = now_ms
+            self._shared.growths.waits_for_store(self.stream, now_ms)
             effects.append(SwapRegistration(self.stream, self._swap.expected_revision, self._swap.wanted))
         if self.state is OwnerState.READING and now_ms - self._sent_ms >= self.limits.resend_ms:
             self._sent_ms = now_ms

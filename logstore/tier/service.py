@@ -66,6 +66,10 @@ class TieredFigures(Protocol):
     def waiting_chunks(self) -> int:
         """Sealed chunks that are to be stored."""
 
+    @property
+    def left_out_streams(self) -> int:
+        """Streams of which a chunk cannot be stored."""
+
 
 class TierMeter(Protocol):
     """What metrics show of a tier: of a sidecar alone, or of a host of a cluster."""

@@ -103,6 +103,11 @@ class Tiering:
         return sum(stream.tiered.size_bytes for stream in self._streams.values())
 
     @property
+    def left_out_streams(self) -> int:
+        """Streams of which a chunk is damaged, or cannot be read at present."""
+        return len({stream for stream, _ in self._damaged} | self._later.keys())
+
+    @property
     def waiting_chunks(self) -> int:
         """Sealed chunks that are to be stored."""
         return sum(

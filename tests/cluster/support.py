@@ -7,6 +7,10 @@ stays, a takeover keeps all of it and perhaps some of the rest.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import trio
+import trio.testing
+
+from logstore.cluster.interfaces import Answering
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
 from logstore.cluster.streams.stream_place import StreamPlace
@@ -105,6 +109,12 @@ class MemoryOwner:
         founding = b"" if first else found.founding
         limit = self.acked_offset if self.known_acked is None else self.known_acked
         return EntriesRead(stream, chunk.epoch, MEMBERS[0], at, tuple(entries), limit, founding)
+
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int) -> int | None:
+        return (await self.read_entries(stream, chunk, offset, 1)).limit_offset
+
+    def answering(self, chunk: ChunkRegistration) -> Answering:
+        return Answering.AT_ONCE
 
     # ---- what a test does
 
@@ -211,6 +221,14 @@ class Tasks:
         while self.waiting:
             await self.waiting.pop(0)()
 
+    async def run_a_while(self) -> None:
+        """Run what waits, until it has ended or waits for time to pass; that is its end."""
+        async with trio.open_nursery() as nursery:
+            while self.waiting:
+                nursery.start_soon(self.waiting.pop(0))
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
 
 Load = Callable[[ReplicatedStream, int], Awaitable[ProducerTable[AppendTicket] | None]]
 
@@ -250,12 +268,13 @@ class Front:
     tasks: Tasks = field(default_factory=Tasks)
     retention: ServedTime = field(default_factory=ServedTime)
     is_store_away: bool = False
+    place: StreamPlace = PLACE
 
     def __post_init__(self) -> None:
         services = StreamServices(
             self.owner, self.clock, self.reports, self.load, self.tasks, self.retention, lambda: self.is_store_away
         )
-        self.stream = ReplicatedStream(PLACE, self.config, services)
+        self.stream = ReplicatedStream(self.place, self.config, services)
 
     def append(self, *values: bytes, producer_id: int = -1, sequence: int = -1) -> AppendTicket:
         """Append one batch."""

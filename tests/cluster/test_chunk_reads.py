@@ -124,7 +124,7 @@ async def test_reads_end_at_what_is_acknowledged_while_members_are_wanting(tmp_p
         front.append(b"2")
         second = Front(cluster.owner, load=cluster.reads.load_producers)
         cluster.owner.own_for_readers(second.stream, kept=1)
-        await second.tasks.run()
+        await second.tasks.run_a_while()
         assert await cluster.values(second, 0) == [b"0", b"1"]
         assert await cluster.values(second, 2) == await cluster.values(second, 3) == []
         found = await cluster.reads.max_timestamp(second.stream)

@@ -148,3 +148,33 @@ async def test_a_host_that_has_not_claimed_the_stream_holds_nothing() -> None:
     front.owner.is_taking_over = False
     with pytest.raises(NotLeader):
         front.append(b"1")
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+async def test_the_first_batch_that_a_takeover_refuses_is_not_overtaken(
+    autojump_clock: trio.testing.MockClock, *, is_claimed: bool
+) -> None:
+    """The client hears late of it, behind answers of other streams: what it has sent behind it waits for that one, also
+    long after the host leads. So it does where the host had not heard that it would lead.
+    """
+    front = taking_over()
+    front.owner.is_taking_over = is_claimed
+    if is_claimed:
+        refused = front.append(b"0", producer_id=9, sequence=0)
+        await front.tasks.run()
+        assert error_of(refused) is NotLeader
+    else:
+        with pytest.raises(NotLeader):
+            front.append(b"0", producer_id=9, sequence=0)
+    with pytest.raises(NotLeader):
+        front.append(b"1", producer_id=9, sequence=1)
+    front.owner.own(front.stream)
+    await front.tasks.run()
+    front.clock.advance(round(20_000 * ON_THE_WAY_S))
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        front.append(b"2", producer_id=9, sequence=2)
+    front.append(b"another", producer_id=8, sequence=0)
+    for sequence in range(3):
+        front.append(b"%d" % sequence, producer_id=9, sequence=sequence)
+    front.owner.ack(4)
+    assert front.owner.values == [b"another", b"0", b"1", b"2"]

@@ -423,10 +423,10 @@ def refuse_left(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """No stream takes groups of query `left` before the event is set."""
     back, append_group = trio.Event(), GroupAppends.append
 
-    async def append_later(self: GroupAppends, order: GroupOrder) -> None:
+    async def append_later(self: GroupAppends, order: GroupOrder, caller: str) -> None:
         if order.query == "left" and not back.is_set():
             raise TryAgain("the stream has too few members")
-        await append_group(self, order)
+        await append_group(self, order, caller)
 
     monkeypatch.setattr(GroupAppends, "append", append_later)
     return back

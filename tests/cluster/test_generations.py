@@ -18,6 +18,7 @@ from logstore.kafka.groups.generations import (
     encode_generation,
 )
 from logstore.kafka.groups.members import FORMER_IDS, JoinResult, Protocol
+from logstore.kafka.groups.settings import WRITE_LIMIT_S
 from logstore.kafka.groups.state import GroupState
 from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
@@ -217,14 +218,14 @@ async def test_a_static_member_that_was_told_its_new_id_in_a_rebalance_is_not_fe
 
 
 async def test_a_static_member_has_a_session_from_when_its_new_id_is_kept() -> None:
-    """Also where that takes longer than a session, in which its client cannot be heard: if it is gone then, its
-    partitions go to others.
+    """Also where that takes long, and its client cannot be heard meanwhile: if it is gone then, its partitions go to
+    others.
     """
     owners = Owners()
     host = await coordinate(owners)
     await formed(owners, host, "a", instance="i")
     again = Client(host.world, "a", instance="i").join()
-    host.world.advance(2 * SESSION_MS / 1000)
+    host.world.advance(WRITE_LIMIT_S - 1)
     host.front.clock.advance(int(host.world.now_s * 1000))
     ack(owners)
     again.joined()
@@ -388,7 +389,7 @@ async def test_members_whose_generation_was_not_kept_have_a_session_to_join_agai
     clients = [Client(host.world, name).join() for name in ("a", "b")]
     host.world.advance(1.0)
     ask_for_assignments(clients)
-    host.world.advance(2 * SESSION_MS / 1000)
+    host.world.advance(WRITE_LIMIT_S - 1)
     host.front.clock.advance(int(host.world.now_s * 1000))
     host.front.stream.deposed(9)
     assert {client.syncing.result().error for client in clients} == {ErrorCode.coordinator_not_available}
@@ -396,6 +397,54 @@ async def test_members_whose_generation_was_not_kept_have_a_session_to_join_agai
     for client in clients:
         client.join()
     assert {client.joined().generation_id for client in clients} == {2}
+
+
+async def test_members_hear_in_time_of_a_generation_that_waits() -> None:
+    """Their assignments are refused when Kafka refuses them, and they join again. What waits is kept later, and changes
+    nothing: the next generation is told, and is what another coordinator finds.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = [Client(host.world, name).join() for name in ("a", "b")]
+    host.world.advance(1.0)
+    ask_for_assignments(clients)
+    host.world.advance(WRITE_LIMIT_S - 0.1)
+    assert not any(client.syncing.done for client in clients)
+    host.world.advance(0.1)
+    assert {client.syncing.result().error for client in clients} == {ErrorCode.coordinator_not_available}
+    for client in clients:
+        client.join()
+    ask_for_assignments(clients)
+    host.front.clock.advance(int(host.world.now_s * 1000))
+    owners.owner.ack()
+    assert not any(client.syncing.done for client in clients)
+    owners.owner.ack()
+    assert [client.syncing.result().assignment for client in clients] == [each.member_id.encode() for each in clients]
+    host.world.advance(WRITE_LIMIT_S + 1)
+    assert {client.heartbeat() for client in clients} == {ErrorCode.none}
+    assert {client.generation for client in clients} == {2}
+    found = (await coordinate(owners)).world.group
+    assert (found.generation_id, set(found.members)) == (2, {client.member_id for client in clients})
+
+
+async def test_a_static_member_hears_in_time_that_its_new_id_waits() -> None:
+    """It joins again, without the id that it was not told, which is kept later."""
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    host.world.advance(WRITE_LIMIT_S)
+    assert again.joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
+    ack(owners)
+    assert not host.world.group.members[host.world.group.static["i"]].is_told
+    again.join()
+    host.front.clock.advance(int(host.world.now_s * 1000))
+    ack(owners)
+    assert again.joined().generation_id == 1
+    host.world.advance(WRITE_LIMIT_S + 1)
+    assert again.heartbeat() is ErrorCode.none
+    again.world = (await coordinate(owners)).world
+    assert again.heartbeat() is ErrorCode.none
 
 
 async def test_a_group_without_members_is_forgotten() -> None:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from logstore.cluster.epochs import group_appends
-from logstore.cluster.epochs.group_appends import WAIT_S, GroupAppends
+from logstore.cluster.epochs.group_appends import BRIEF_WAIT_S, MAX_WAITING, WAIT_S, GroupAppends
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs import stream_ends
@@ -181,6 +181,37 @@ def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
         assert (host.groups, host.outcomes[2:]) == (1, [None])
 
     run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_groups_that_wait_leave_room_for_those_of_other_streams(*, is_told: bool) -> None:
+    """However many there are: a host has 256 calls under way, and most of them are answered soon; at once if it is
+    known that members are wanting, and where a group comes again. All are appended once.
+    """
+
+    async def test() -> None:
+        host = Host(MemoryOwner(1_000))
+        await host.lead()
+        if is_told:
+            host.front.stream.short(2)
+        for again_s in (0.0 if is_told else BRIEF_WAIT_S, 0.0):
+            host.outcomes.clear()
+            async with trio.open_nursery() as nursery:
+                for number in range(300):
+                    nursery.start_soon(host.send, 1, 0, f"q{number}")
+                await trio.sleep(again_s + 0.1)
+                assert len(host.outcomes) == 300 - MAX_WAITING
+                assert host.groups == 300
+                await trio.sleep(WAIT_S)
+                assert {type(outcome) for outcome in host.outcomes} == {TryAgain}
+                assert len(host.outcomes) == 300
+        host.owner.ack(300)
+        host.outcomes.clear()
+        for number in range(300):
+            await host.send(1, 0, f"q{number}")
+        assert (host.groups, set(host.outcomes)) == (300, {None})
+
+    run_virtual(test)
 
 
 @pytest.mark.parametrize("kept", [0, 1])

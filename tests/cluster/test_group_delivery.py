@@ -12,12 +12,18 @@ import pytest
 import trio
 
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.epochs.group_delivery import REPORT_AFTER, GroupDelivery
+from logstore.cluster.epochs.group_delivery import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    REPORT_AFTER,
+    UNDER_WAY_PAUSE_S,
+    GroupDelivery,
+)
 from logstore.cluster.streams.owner_calls import KnownOwners, OwnerCalls
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import GroupTooLarge, HostUnreachable, NotLeader, UnknownTopicOrPartition
+from logstore.errors import CairnError, GroupTooLarge, HostUnreachable, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.epoch_api import error_fields
 from logstore.format.fields import encode_fields
 from logstore.interfaces import Buffer
@@ -101,6 +107,31 @@ def test_a_stream_without_an_owner_is_not_asked() -> None:
         assert (ready.done, world.asked) == (False, [])
         world.owners[f"{TOPIC_ID.hex}/1"] = "b"
         assert await result(ready) == [target(1)]
+
+    run(story)
+
+
+@pytest.mark.parametrize(("error", "pause_s"), [(TryAgain("waits"), UNDER_WAY_PAUSE_S), (NotLeader("no"), MAX_PAUSE_S)])
+def test_a_group_that_waits_for_members_is_sent_seldom(error: CairnError, pause_s: float) -> None:
+    """It is under way at the owner, who may answer at once: to send it each second would cost what it takes for hours.
+    An owner that is none any more is asked for more often, and a change of the cluster ends any pause.
+    """
+
+    async def story(world: World, delivery: GroupDelivery) -> None:
+        world.owners[f"{TOPIC_ID.hex}/0"] = "a"
+        world.error = error
+        assert not await result(delivery.append(order()))
+        for tries, expected_s in ((1, FIRST_PAUSE_S), (4, 8 * FIRST_PAUSE_S), (20, pause_s)):
+            began_s = trio.current_time()
+            assert await result(delivery.ready("q", [target(0)], tries)) == [target(0)]
+            assert trio.current_time() - began_s == pytest.approx(expected_s)
+        ready = delivery.ready("q", [target(0)], 20)
+        await trio.sleep(0.1)
+        assert not ready.done
+        world.view.notify()
+        assert await result(ready) == [target(0)]
+        world.error = None
+        assert await result(delivery.append(order()))
 
     run(story)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,18 @@ from kio.schema.errors import ErrorCode
 from logstore.cluster.engine import ClusterEngine
 from logstore.errors import EndNotKnown, OffsetOutOfRange
 from logstore.format.epoch_api import decode_error, error_fields
-from logstore.kafka.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetHandlers
-from tests.cluster.support import Front
+from logstore.kafka.offsets import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    OffsetHandlers,
+)
+from logstore.log.topics import TopicConfig
+from logstore.replica.registrations import TieredCopy
+from tests.cluster.support import MEMBERS, Front
 from tests.cluster.test_replicated_stream import led
 from tests.kafka.node import Node
 
@@ -27,7 +38,7 @@ async def early(*, kept: int) -> Front:
     front.append(b"1")
     second = Front(owner)
     owner.own_for_readers(second.stream, kept=kept)
-    await second.tasks.run()
+    await second.tasks.run_a_while()
     assert second.stream.high_watermark == 1
     return second
 
@@ -55,6 +66,27 @@ async def test_who_asks_for_the_end_asks_again(timestamp: int) -> None:
     assert await found(front, 7, timestamp) == (ErrorCode.offset_not_available, -1)
     assert (await found(front, 4, LATEST))[0] is ErrorCode.leader_not_available
     assert await found(front, 7, EARLIEST) == (ErrorCode.none, 0)
+
+
+async def test_what_is_in_the_tier_is_known_while_members_are_wanting() -> None:
+    """Also what only it has, and how large all is: the registration says so, and an owner that waits has it."""
+    front, owner = await led()
+    for value in (b"0", b"1", b"2"):
+        front.append(value)
+        owner.ack()
+        owner.roll()
+    second = Front(owner, config=TopicConfig(remote_storage="true"))
+    for chunk, members in zip(owner.chunks[:2], ((), MEMBERS), strict=True):
+        in_tier = replace(chunk.registration, tiered=TieredCopy("0" * 16, 0, (0, 0), None), members=members)
+        chunk.registration = in_tier
+    owner.own_for_readers(second.stream)
+    await second.tasks.run()
+    assert not second.stream.is_leader
+    assert await found(second, 9, EARLIEST_LOCAL) == (ErrorCode.none, 1)
+    assert await found(second, 9, LATEST_TIERED) == (ErrorCode.none, 1)
+    assert await found(second, 11, EARLIEST_PENDING_UPLOAD) == (ErrorCode.none, 2)
+    size_bytes = sum(chunk.end.length_bytes for chunk in second.stream.registration.chunks if chunk.end)
+    assert (second.stream.size_bytes, second.stream.chunk_count) == (size_bytes, 3)
 
 
 async def test_an_end_that_is_known_is_told() -> None:

@@ -10,20 +10,21 @@ from typing import Any, cast
 import pytest
 import trio
 
-from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.interfaces import Answering, ReplicaFiles
 from logstore.cluster.streams import late_reads
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.late_reads import AWAY_S, KEPT_S, LATE_S, QUICK_S, LateReads
+from logstore.cluster.streams.late_reads import KEPT_S, LATE_S, LateReads
 from logstore.engine import StoreEngine
 from logstore.errors import ChunkUnreachable
+from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import ReadResult
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, TieredCopy
 from tests.cluster.support import Front, MemoryOwner, NoFiles
-from tests.cluster.test_group_appends import spawn
 
 RECORDS = 5
 SILENCE_S = 4.5
+PATIENT_S = 10 * LATE_S
 
 
 class SilentOwner(MemoryOwner):
@@ -31,6 +32,7 @@ class SilentOwner(MemoryOwner):
 
     is_silent = is_away = False
     reads = 0
+    answers = Answering.AT_ONCE
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         self.reads += 1
@@ -40,12 +42,15 @@ class SilentOwner(MemoryOwner):
             raise ChunkUnreachable("no member has answered")
         return await super().read_entries(stream, chunk, offset, max_bytes)
 
+    def answering(self, chunk: ChunkRegistration) -> Answering:
+        return self.answers
+
 
 class Reader:
     """A Fetch of one stream, and all else that it could do meanwhile."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
-        self.owner = SilentOwner()
+        self.owner, self.spawn = SilentOwner(), nursery.start_soon
         self.front = Front(self.owner)
         self.woken = trio.Event()
         files = cast(ReplicaFiles, NoFiles())
@@ -63,7 +68,7 @@ class Reader:
     async def fetch(self, offset: int = 0) -> tuple[ReadResult, float]:
         """What a read that does not wait gives, and how long it lasts."""
         begun_s = trio.current_time()
-        found = await self.reads.read(self.front.stream, offset, 1, is_patient=False)
+        found = await self.reads.read(self.front.stream, offset, 1, patience=ReadPatience(PATIENT_S))
         return found, trio.current_time() - begun_s
 
     async def wait_woken(self) -> None:
@@ -85,7 +90,7 @@ async def reader() -> AsyncIterator[Reader]:
 
 
 async def test_a_fetch_does_not_wait_for_hosts_that_are_silent(autojump_clock: Any) -> None:
-    """It gets nothing at first, and less time is spent on what else is silent; the stream's waiters are woken when the
+    """It gets nothing at first, however long it could wait; the stream's waiters are woken when the
     records are there, and the next Fetch has them. Each place is asked for once meanwhile. Who can wait does.
     """
     async with reader() as at:
@@ -93,7 +98,7 @@ async def test_a_fetch_does_not_wait_for_hosts_that_are_silent(autojump_clock: A
         nothing, waited_s = await at.fetch()
         assert (nothing.buffers, nothing.next_offset) == ([], 0)
         assert waited_s == pytest.approx(LATE_S)
-        for offset, most_s in ((0, 0.0), (3, QUICK_S), (3, 0.0)):
+        for offset, most_s in ((0, 0.0), (3, LATE_S), (3, 0.0)):
             nothing, waited_s = await at.fetch(offset)
             assert not nothing.buffers
             assert waited_s == pytest.approx(most_s)
@@ -107,7 +112,7 @@ async def test_a_fetch_does_not_wait_for_hosts_that_are_silent(autojump_clock: A
 
 
 async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
-    """Once for each time that all of them were asked; where the tier has the chunk, they are not asked for a while."""
+    """Once for each time that all of them were asked; if none can be reached, at once."""
     async with reader() as at:
         at.owner.is_silent = at.owner.is_away = True
         for _ in range(2):
@@ -115,21 +120,42 @@ async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
             await at.wait_woken()
             with pytest.raises(ChunkUnreachable):
                 await at.fetch()
-        at.owner.roll()
-        at.owner.chunks[0].registration = replace(
-            at.owner.chunks[0].registration, tiered=TieredCopy("0" * 16, 0, (0, 0), None)
-        )
-        chunk, late = at.owner.chunks[0].registration, LateReads(at.owner, spawn)
-        assert await late.entries(at.front.stream, chunk, 0, 1) is None
-        await at.wait_woken()
-        asked = at.owner.reads
+        asked, at.owner.answers = at.owner.reads, Answering.NOBODY
+        begun_s = trio.current_time()
         for offset in range(RECORDS):
             with pytest.raises(ChunkUnreachable):
-                await late.entries(at.front.stream, chunk, offset, 1)
-        assert at.owner.reads == asked
-        await trio.sleep(AWAY_S)
-        at.owner.is_silent = at.owner.is_away = False
-        assert await late.entries(at.front.stream, chunk, 1, 1) is not None
+                await at.fetch(offset)
+        assert (at.owner.reads, trio.current_time()) == (asked, begun_s)
+
+
+async def test_nobody_waits_for_hosts_that_are_known_to_be_silent(autojump_clock: Any) -> None:
+    """The read begins in the background; of a chunk in the tier, it is done there."""
+    async with reader() as at:
+        at.owner.is_silent, at.owner.answers = True, Answering.LATE
+        nothing, waited_s = await at.fetch()
+        assert (nothing.buffers, waited_s, at.owner.reads) == ([], 0, 0)
+        await at.wait_woken()
+        assert (await at.fetch())[0].next_offset == 1
+        at.owner.roll()
+        chunk = replace(at.owner.chunks[0].registration, tiered=TieredCopy("0" * 16, 0, (0, 0), None))
+        with pytest.raises(ChunkUnreachable):
+            await LateReads(at.owner, at.spawn).entries(at.front.stream, chunk, 0, 1, ReadPatience(LATE_S))
+        assert at.owner.reads == 1
+
+
+async def test_the_reads_of_a_request_wait_together(autojump_clock: Any) -> None:
+    """What one of them has waited is taken from what the others may wait; what is quick takes next to nothing."""
+    async with reader() as at:
+        at.owner.is_silent, patience = True, ReadPatience(1.5 * LATE_S)
+        begun_s = trio.current_time()
+        for offset in range(RECORDS):
+            assert not (await at.reads.read(at.front.stream, offset, 1, patience=patience)).buffers
+        assert trio.current_time() - begun_s == pytest.approx(1.5 * LATE_S)
+        await trio.sleep(SILENCE_S)
+        at.owner.is_silent, patience = False, ReadPatience(1.5 * LATE_S)
+        for offset in range(RECORDS):
+            assert (await at.reads.read(at.front.stream, offset, 1, patience=patience)).next_offset == offset + 1
+        assert patience.left_s == 1.5 * LATE_S
 
 
 async def test_late_reads_are_few(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

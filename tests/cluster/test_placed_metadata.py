@@ -168,6 +168,42 @@ async def settled_after_s(placement: Placement, topic: OneStream) -> float:
     return trio.current_time() - begun_s
 
 
+def test_who_looks_for_the_coordinator_in_a_takeover_is_told_the_new_one() -> None:
+    """A client that is told of the former one, or of a host that is about to take over, pauses before it asks again: it
+    waits for the takeover, as who asks for a stream's leader. A host that has claimed the topic for long is named.
+    """
+
+    async def main() -> None:
+        host, topic = KnownHost(), OneStream()
+        members = {"a": member(1, "disk-a", P="a:1"), "b": member(2, "disk-b", P="b:1")}
+        placement, groups = Placement(host, lambda: members, {}, lambda: TOPIC_ID, 3), {TOPIC_ID: topic}.get
+
+        async def named() -> int | None:
+            node = await placement.coordinator("c", 1, groups)
+            return None if node is None else node.node_id
+
+        assert await placement.coordinator("c", 1, lambda _: None) is None
+        assert await named() == 1
+        host.is_moving = True
+        async with trio.open_nursery() as nursery:
+
+            async def take_over() -> None:
+                await trio.sleep(SETTLE_S / 2)
+                host.is_moving, host.owner = False, "b"
+
+            nursery.start_soon(take_over)
+            assert await named() == 2
+        host.is_moving = True
+        for waited_s in (SETTLE_S, 0.0):
+            begun_s = trio.current_time()
+            assert await named() == 2
+            assert waited_s <= trio.current_time() - begun_s <= waited_s + LOOK_S
+        host.owner = None
+        assert await named() is None
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_a_client_that_asks_during_a_takeover_is_told_the_new_leader() -> None:
     """Until another host has opened a chunk, and for SETTLE_S at most: then nobody waits for the stream any more, until
     it has settled and changes hands again.

@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from logstore.cluster.epochs.replicated_ledger import TIDY_BYTES, TIDY_FACTOR, ReplicatedLedger
+from logstore.cluster.epochs.entry_map import EntryMap
+from logstore.cluster.epochs.replicated_ledger import BATCH_BYTES, STEP_BYTES, TIDY_BYTES, TIDY_FACTOR, ReplicatedLedger
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.topics import INTERNAL_MESSAGE_BYTES
@@ -17,7 +18,7 @@ from logstore.format.records import Record
 from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import TopicConfig
 from tests.cluster.support import Front, MemoryOwner, NoFiles
-from tests.epochs.test_replicated_staging import NotWalked
+from tests.kafka.turns import counted_turns
 
 
 class Owners:
@@ -206,6 +207,29 @@ async def test_the_stream_is_kept_from_where_its_records_were_when_they_were_nam
     assert (read_from.whole_offset, read_from.named_offset) == (0, 1)
 
 
+async def test_an_owner_that_reads_many_small_entries_does_all_else_as_well() -> None:
+    """One read has thousands of batches; others run every few hundred bytes of them, and not behind the last one."""
+    owners = Owners()
+    _, ledger = await owners.lead()
+    for number in range(2_000):
+        ledger.put({f"k{number}": b"1"})
+        owners.owner.ack(len(owners.owner.window))
+    async with counted_turns() as turns:
+        _, other = await owners.lead()
+        assert turns.count > 2_000 * BATCH_BYTES // STEP_BYTES
+    assert content(other) == content(ledger)
+
+
+class UnwalkedEntries(EntryMap):
+    """Entries that nobody may walk through."""
+
+    def key_parts(self) -> Any:
+        raise AssertionError("all entries are walked through")
+
+    def items(self, prefix: str) -> Any:
+        raise AssertionError("all entries are walked through")
+
+
 async def test_the_bytes_that_live_are_known_without_a_walk() -> None:
     """Puts, replaced values, deletions, deletions of nothing, and what an owner reads: the limit follows the bytes of
     the entries, and to know it nobody walks through them.
@@ -219,7 +243,7 @@ async def test_the_bytes_that_live_are_known_without_a_walk() -> None:
     for each in (ledger, (await owners.lead())[1]):
         live_bytes = sum(len(key) + len(value) for key, value in content(each).items())
         assert TIDY_FACTOR * live_bytes > TIDY_BYTES
-        each._entries = NotWalked(each._entries)
+        each._entries = UnwalkedEntries()
         assert each.limit_bytes == TIDY_FACTOR * live_bytes
         assert each.is_untidy == (each.span_bytes > TIDY_FACTOR * live_bytes)
 

@@ -1,7 +1,12 @@
 """What clients see of a replicated stream: tickets, offsets, duplicates, and the change of its owner."""
 
-import pytest
+from typing import Any, cast
 
+import pytest
+import trio
+import trio.testing
+
+from logstore.cluster.streams.acknowledged_end import SELDOM_S
 from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
@@ -20,7 +25,7 @@ from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import decode_snapshots
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
 from logstore.testing.reports import RecordedReports
-from tests.cluster.support import Front, MemoryOwner
+from tests.cluster.support import Front, MemoryOwner, Tasks
 
 REQUEST_TIMEOUT_S = 30
 """How long clients wait for an answer, with defaults."""
@@ -189,6 +194,37 @@ async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_
     assert owner.values[9:] == [b"3", b"3", b"5", b"4"]
 
 
+async def test_refused_producers_are_forgotten_with_age() -> None:
+    """Those who come no more: when another batch comes, when the stream is looked after, and with the ownership."""
+    front, owner = await led(max_in_flight=1)
+    window = front.stream._window
+
+    def refuse(*producers: int) -> None:
+        front.stream.short(2)
+        for producer_id in producers:
+            with pytest.raises(NotEnoughReplicas):
+                front.append(b"x", producer_id=producer_id, sequence=0)
+        front.stream.enough()
+
+    refuse(1, 2)
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(3)
+    assert window.first_refused == 3
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    refuse(4)
+    assert window.first_refused == 2
+    front.clock.advance(round(1000 * FIRST_S) // 2)
+    front.append(b"x")
+    assert window.first_refused == 1
+    front.clock.advance(round(1000 * FIRST_S))
+    front.stream.roll_if_old()
+    assert window.first_refused == 0
+    refuse(5)
+    front.stream.deposed(7)
+    assert window.first_refused == 0
+    assert len(owner.window) == 1
+
+
 async def test_refusals_end_whatever_clients_send() -> None:
     """Batches that are refused because another one was do not prolong that."""
     front, owner = await led(max_in_flight=1)
@@ -318,6 +354,35 @@ async def test_a_stream_with_too_few_members_answers_its_producers() -> None:
     assert owner.values == [b"0", b"1", b"2"]
 
 
+async def test_a_stream_of_the_cluster_s_own_says_that_it_lacks_members() -> None:
+    """Its batches wait, and are not answered early; who appends them asks before. So it says where a takeover waits,
+    and not while the metadata store is away: then another host may lead it.
+    """
+    front, owner = await led()
+    front.stream.is_internal = True
+    batches = [encode_batch([Record(0, 0, None, b"%d" % number)]) for number in range(2)]
+    tickets, told = [front.stream.append_own(batches[0], now_ms=0)], []
+    front.stream.short(2)
+    tickets.append(front.stream.append_own(batches[1], now_ms=0))
+    assert [ticket.done for ticket in tickets] == [False, False]
+    for is_away in (False, True):
+        front.is_store_away = is_away
+        told.append(front.stream.lacks_members)
+    front.is_store_away = False
+    front.stream.enough()
+    owner.ack(2)
+    assert [*told, front.stream.lacks_members] == [True, False, False]
+    assert [ticket.result().base_offset for ticket in tickets] == [0, 1]
+    other = Front(owner)
+    other.stream.is_internal = True
+    owner.own_for_readers(other.stream)
+    waiting = other.stream.lacks_members, other.stream.is_leader, other.stream.is_readable
+    owner.own(other.stream)
+    await other.tasks.run()
+    leading = other.stream.lacks_members, other.stream.is_leader
+    assert (waiting, leading) == ((True, False, False), (False, True))
+
+
 async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() -> None:
     """When the members are back, what a client without a producer id had sent before it knew of the refusal is refused
     as well; known producers go on at once.
@@ -396,7 +461,7 @@ async def test_a_stream_that_waits_for_members_is_read() -> None:
     owner.own_for_readers(second.stream, kept=1)
     stream = second.stream
     assert (stream.is_leader, stream.is_readable, stream.high_watermark, stream.leader_epoch) == (False, True, 0, 2)
-    await second.tasks.run()
+    await second.tasks.run_a_while()
     assert (stream.high_watermark, stream.end_of_epoch(2)) == (1, (2, 2))
     for offset in range(3):
         stream.check_offset(offset)
@@ -463,3 +528,29 @@ async def test_the_clusters_own_streams_wait_for_members() -> None:
     second.stream.is_internal = True
     owner.own_for_readers(second.stream)
     assert not second.stream.is_readable
+
+
+async def test_a_member_that_comes_back_shows_more_of_what_was_hidden(autojump_clock: Any) -> None:
+    """The host that is left had started anew, and had heard of nothing. Readers see more when somebody is there who
+    has, and all when the members are enough after all.
+    """
+    front, owner = await led()
+    for value in (b"0", b"1"):
+        front.append(value)
+        owner.ack()
+    front.append(b"2")
+    async with trio.open_nursery() as nursery:
+        second = Front(owner, tasks=cast(Tasks, nursery.start_soon))
+        owner.own_for_readers(second.stream, kept=1)
+        owner.known_acked = 0
+        await trio.sleep(10)
+        assert second.stream.high_watermark == 0
+        owner.known_acked = 2
+        await trio.sleep(SELDOM_S)
+        assert second.stream.high_watermark == 2
+        second.stream.readable(owner.epoch, 3, is_settled=True)
+        second.stream.short(2)
+        assert second.stream.high_watermark == 3
+        second.stream.check_end()
+        with trio.fail_after(SELDOM_S):
+            await trio.testing.wait_all_tasks_blocked()

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Put, Transaction
 from logstore.base.racks import HostPlace
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import REUSE_S, Survey
@@ -156,3 +158,28 @@ def test_places_of_a_topic() -> None:
             await survey.places("nothing", 0, addresses)
 
     simulated(test, "a", "b", "c")
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+def test_a_damaged_entry_is_shown_for_its_partition(*, is_head: bool) -> None:
+    """The head of its registration, or a sealed chunk; the other partitions of the topic have none."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic("t", partitions=2)
+        for stream in streams:
+            for _ in range(4):
+                await cluster.append(stream, b"x" * 600)
+        await cluster.at_rest()
+        running = cluster.hosts["a"]
+        survey = survey_of(cluster, running, ManualClock())
+        key = f"{schema.STREAMS}{streams[1]}"
+        if not is_head:
+            key = (await running.store.page(f"{schema.CHUNKS}{streams[1]}/")).entries[0].key
+        await running.store.commit(Transaction((), (Put(key, b"{"),)))
+        await trio.sleep(1)
+        reply = await survey.places("t", 0, {})
+        assert [place.is_damaged for place in reply.places] == [False, True]
+        assert not reply.is_complete
+        assert get_places(places_fields(reply)) == reply
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=1000))

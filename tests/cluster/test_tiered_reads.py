@@ -27,6 +27,7 @@ from logstore.engine import StoreEngine, open_engine
 from logstore.errors import ChunkUnreachable, CorruptChunk, OutOfOrderSequence, TierUnavailable
 from logstore.format.control import END_TYPE
 from logstore.format.tiered_chunk import LOG_SUFFIX, PRODUCERS_SUFFIX, StoredObject, TieredChunk
+from logstore.log.read_patience import ReadPatience
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration
@@ -196,11 +197,11 @@ async def test_a_fetch_does_not_wait_for_the_store(tmp_path: Path) -> None:
         await at.move()
         stream, woken = at.front.stream, trio.Event()
         stream.add_waiter(woken.set)
-        nothing = await at.engine.read(stream, 0, 3_000, is_patient=False)
+        nothing = await at.engine.read(stream, 0, 3_000, patience=ReadPatience(0))
         assert nothing.buffers == []
         with trio.fail_after(PATIENCE_S):
             await woken.wait()
-        found = await at.engine.read(stream, 0, 3_000, is_patient=False)
+        found = await at.engine.read(stream, 0, 3_000, patience=ReadPatience(0))
         assert found.next_offset > 0
 
 

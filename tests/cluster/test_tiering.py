@@ -8,15 +8,20 @@ from functools import partial
 import pytest
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Put, Transaction
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.tier import tiering
 from logstore.cluster.tier.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
+from logstore.events import TIER_CHUNK_NOT_REGISTERED
+from logstore.format.records import Record, encode_batch
 from logstore.format.tiered_chunk import ParsedKey
 from logstore.replica.registrations import TieredCopy
 from logstore.tier import sweeps
 from tests.cluster import tier_world
-from tests.cluster.tier_world import SWEEP_S, TOPIC, TierWorld, in_world
+from tests.cluster.epochs_world import NOW_MS
+from tests.cluster.tier_world import SWEEP_S, TIERED, TOPIC, TierWorld, in_world
 
 HOSTS = ("a", "b", "c")
 
@@ -200,6 +205,54 @@ def test_a_store_that_is_away_holds_up_nothing_else() -> None:
         await world.settle()
         assert world.cluster.reports.names().count("tier_back") == len(HOSTS)
         await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_damaged_registration_stops_its_own_stream_alone() -> None:
+    """Its chunk is stored and nobody can register it: the chunks of the host's other streams go to the tier, it is
+    shown, and its objects stay. When the registration is restored, it goes on.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        partitions = await world.cluster.create_topic("others", 12, 3, **TIERED)
+        await world.append()
+        life, stream = await world.wait_leader()
+        host = life.running.host
+
+        def are_owned() -> bool:
+            return all(any(each.running.host.owns(at) for each in world.hosts.values()) for at in partitions)
+
+        await world.cluster.until(are_owned)
+        damaged = next(each for each in life.topics.topics["others"].partitions if host.owns(each.stream))
+        batch = encode_batch([Record(0, NOW_MS, None, b"x")])
+        ticket = damaged.append(bytearray(batch), now_ms=NOW_MS)
+        await world.cluster.until(lambda: ticket.done)
+        world.is_away = True
+        for each in (damaged, stream):
+            host.roll(each.stream)
+        await world.cluster.until(lambda: all(len(each.registration.chunks) == 2 for each in (damaged, stream)))
+        key = f"{schema.STREAMS}{damaged.stream}"
+        entry = (await life.running.store.get(key)).entry
+        assert entry is not None
+        await life.running.store.commit(Transaction((), (Put(key, b"{"),)))
+        world.is_away = False
+        await world.cluster.until(lambda: stream.tiered_chunk_count == 1)
+        await world.chunk()
+        await world.cluster.until(lambda: stream.tiered_chunk_count == 2)
+        assert life.tiering.left_out_streams == 1
+        (told,) = world.cluster.reports.of(TIER_CHUNK_NOT_REGISTERED)
+        assert told["stream"] == damaged.name
+        await trio.sleep(3 * SWEEP_S)
+        kept = world.keys()
+        assert any(each.startswith(f"{damaged.tier_place}/") for each in kept)
+        assert damaged.tiered_chunk_count == 0
+
+        await life.running.store.commit(Transaction((), (Put(key, entry.value),)))
+        others = [each.topics.topics["others"].partitions[damaged.partition] for each in world.hosts.values()]
+        await world.cluster.until(lambda: any(each.tiered_chunk_count for each in others))
+        assert life.tiering.left_out_streams == 0
 
     in_world(test, *HOSTS)
 

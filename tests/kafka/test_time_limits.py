@@ -114,3 +114,17 @@ def test_bytes_of_answered_requests_are_counted_apart_up_to_the_limit() -> None:
     assert budget.kept_bytes == 40
     fifth.fail(OSError("disk"))
     assert (budget.used_bytes, budget.kept_bytes) == (0, 0)
+
+
+def test_a_batch_that_was_answered_early_before_it_is_kept_counts() -> None:
+    """Its ticket has settled already, and it stays in its stream with another: that one counts, and once."""
+    budget = RequestBudget(100)
+    first, second, third = AppendTicket(), AppendTicket(), AppendTicket()
+    first.fail(AnsweredEarly("too few members", second))
+    second.fail(AnsweredEarly("too few members", third))
+    for _ in range(2):
+        budget.take(60)
+        budget.keep(60, [first, second])
+    assert (budget.used_bytes, budget.kept_bytes) == (0, 60)
+    third.succeed(AppendResult(0, 0, duplicate=False))
+    assert (budget.used_bytes, budget.kept_bytes) == (0, 0)

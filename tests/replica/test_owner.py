@@ -9,7 +9,15 @@ from typing import TypeVar
 
 import pytest
 
-from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Send, StreamUnavailable, TooFewMembers
+from logstore.replica.effects import (
+    Effect,
+    EnoughMembers,
+    MemberFailed,
+    Readable,
+    Send,
+    StreamUnavailable,
+    TooFewMembers,
+)
 from logstore.replica.growths import GATHER_MS, LONGEST_TURN_MS, Growths
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
@@ -375,6 +383,31 @@ def test_a_stream_whose_registration_cannot_be_read_holds_up_no_other_one() -> N
     assert ReadRegistration("s") in owner.tick(now_ms)
 
 
+def test_a_stream_whose_registration_cannot_be_swapped_holds_up_no_other_one() -> None:
+    """Its entry was damaged behind the answer with which its chunk could end: the turn is another stream's after a
+    while. If the store answers late, it goes on with its members.
+    """
+    woken: list[str] = []
+    shared = HostState(growths=Growths(woken.append))
+    owner, another = (Owner(name, HERE, shared=shared) for name in ("s", "t"))
+    for each in (owner, another):
+        opened(each, StreamRegistration(3, 1), (C, A))
+    assert ReadRegistration("s") in owner.live_members((C, A, B), 10)
+    assert ReadRegistration("t") not in another.live_members((C, A, B), 10 + GATHER_MS + 1)
+    (wanted,) = swaps(owner.registration_read(RegistrationRead("s", owner.revision, owner.registration), 40))
+    assert owner.state is OwnerState.ROLLING
+    now_ms = 60
+    while not woken and now_ms < 2 * LONGEST_TURN_MS:
+        now_ms += 20
+        owner.tick(now_ms)
+    assert woken == ["t"]
+    assert now_ms <= LONGEST_TURN_MS + 2 * owner.limits.resend_ms
+    assert ReadRegistration("t") in another.tick(now_ms)
+    owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, wanted), now_ms)
+    assert [chunk.members for chunk in owner.registration.chunks if chunk.is_open] == [(C, A, B)]
+    assert shared.growths.has("t")
+
+
 def told_shortage(effects: list[Effect]) -> list[Effect]:
     """What the owner says of too few members."""
     return [effect for effect in effects if isinstance(effect, TooFewMembers | EnoughMembers)]
@@ -409,6 +442,26 @@ def test_a_stream_with_too_few_members_says_so_and_when_that_ends(*, has_batch: 
         effects += owner.tick(30_020)
     assert told_shortage(effects) == [EnoughMembers("s")]
     assert not told_shortage(owner.tick(40_000))
+
+
+def test_readers_may_see_all_when_fewer_members_are_needed() -> None:
+    """The new owner had let them see a part; what producers hear follows, as at first, and nothing is said twice."""
+    end = Prefix(1, 1, 1)
+    registration = StreamRegistration(3, 3, chunks=(ChunkRegistration(1, 0, (C, A), end),), epoch=1)
+    owner = Owner("s", HERE)
+    owner.live_members((C,), 0)
+    owner.start(0)
+    owner.registration_read(RegistrationRead("s", 1, registration), 0)
+    owner.swap_answered(SwapAnswer("s", 1, True, 2, registration.claimed(HERE)), 0)
+    epoch, after_ms = owner.registration.epoch, owner.limits.short_after_ms
+
+    def told(effects: list[Effect]) -> list[Effect]:
+        return [effect for effect in effects if isinstance(effect, Readable | TooFewMembers)]
+
+    assert told(owner.tick(after_ms)) == [Readable("s", epoch, 1, False), TooFewMembers("s", epoch, 3)]
+    assert not told(owner.tick(2 * after_ms))
+    assert told(owner.require(2, 2 * after_ms)) == [Readable("s", epoch, 1, True), TooFewMembers("s", epoch, 2)]
+    assert not told(owner.tick(3 * after_ms))
 
 
 def test_a_short_absence_of_a_member_is_told_to_nobody() -> None:

@@ -37,7 +37,14 @@ async def test_every_metric_moves_with_its_cause(tmp_path: Path) -> None:
             await at.append(stream, number)
         await until(lambda: at.tier.figures.failures > 0)
         seen |= {name for name, value in figures(at.tier).items() if value}
+        waiting = stream.chunk_at(max(stream.tiered.end_offset, 0))
+        assert waiting is not None
+        path = tmp_path / "data" / waiting.log_path
+        whole = path.read_bytes()
+        path.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
         at.objects.before = lambda *_: None
+        await until(lambda: at.tier.tiering.left_out_streams > 0)
+        seen |= {name for name, value in figures(at.tier).items() if value}
         await until(lambda: at.tier.figures.swept_keys > 0)
         await at.engine.wait(stream.delete_records(stream.local_start_offset))
         await until(lambda: at.tier.figures.removed_chunks > 0)

@@ -25,6 +25,7 @@ from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.kafka.api_types import BrokerSettings
+from logstore.log.read_patience import ReadPatience
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.testing.directory_objects import DirectoryObjects
@@ -181,7 +182,7 @@ async def test_a_store_that_hangs_delays_its_readers_alone(tmp_path: Path) -> No
         at.objects.before = hang
         woken = trio.Event()
         stream.add_waiter(woken.set)
-        nothing = await at.engine.read(stream, 0, 1 << 20, is_patient=False)
+        nothing = await at.engine.read(stream, 0, 1 << 20, patience=ReadPatience(0))
         assert (nothing.buffers, nothing.next_offset) == ([], 0)
         assert not woken.is_set()
         stream.remove_waiter(woken.set)
@@ -192,7 +193,7 @@ async def test_a_store_that_hangs_delays_its_readers_alone(tmp_path: Path) -> No
         answers.set()
         with trio.fail_after(PATIENCE_S):
             await woken.wait()
-        assert (await at.engine.read(stream, 0, 1 << 20, is_patient=False)).buffers
+        assert (await at.engine.read(stream, 0, 1 << 20, patience=ReadPatience(0))).buffers
 
 
 async def test_a_start_reads_what_it_needs_on_the_disk(tmp_path: Path) -> None:
@@ -287,10 +288,10 @@ async def test_a_batch_that_the_cache_does_not_keep_is_read(tmp_path: Path) -> N
         stream.tail.reset()
         woken = trio.Event()
         stream.add_waiter(woken.set)
-        assert not (await at.engine.read(stream, 0, 1 << 20, is_patient=False)).buffers
+        assert not (await at.engine.read(stream, 0, 1 << 20, patience=ReadPatience(0))).buffers
         with trio.fail_after(PATIENCE_S):
             await woken.wait()
-        found = await at.engine.read(stream, 0, 1 << 20, is_patient=False)
+        found = await at.engine.read(stream, 0, 1 << 20, patience=ReadPatience(0))
         assert [record.value for record in decode_batch(bytes(found.buffers[0]))] == [value]
 
 

@@ -14,14 +14,17 @@ Invariants:
   chunk (`logstore.cluster.streams.takeover_waits`), it counts as one without END, and the group is appended behind it:
   it is there twice if the chunk had it and comes back, and never missing. Groups that come later search the chunk anew.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
-  members holds up no groups for other streams, of which a host calls for few at a time.
+  members holds up no groups for other streams, of which a host calls for few at a time. MAX_WAITING calls of a host,
+  with MAX_WAITING_BYTES, wait so long; others are answered after BRIEF_WAIT_S, or at once if their group was under way
+  before, or the stream is known to lack members.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
 
 So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -50,6 +53,11 @@ class EpochsUnderWay(Protocol):
 
 
 WAIT_S: Final = 5.0
+BRIEF_WAIT_S: Final = 0.5
+"""More than members take, and than a failed one costs where another host stands in for it."""
+MAX_WAITING: Final = 64
+MAX_WAITING_BYTES: Final = 2 << 20
+"""Or one larger group. A quarter of what a host has under way of a kind of calls (`logstore.cluster.links.calls`)."""
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
@@ -63,6 +71,26 @@ class _OwnedStream:
     ends: StreamEnds
     search: StreamSearch
     under_way: dict[tuple[str, int], Ticket[None]] = field(default_factory=dict)
+
+
+class _LongWaits:
+    """The calls of one host that wait for WAIT_S."""
+
+    def __init__(self) -> None:
+        self._calls = self._bytes = 0
+
+    @contextmanager
+    def place(self, size_bytes: int) -> Iterator[bool]:
+        """Whether one more may wait meanwhile."""
+        has_room = self._calls < MAX_WAITING and self._bytes + size_bytes <= MAX_WAITING_BYTES
+        if self._calls and not has_room:
+            yield False
+            return
+        self._calls, self._bytes = self._calls + 1, self._bytes + size_bytes
+        try:
+            yield True
+        finally:
+            self._calls, self._bytes = self._calls - 1, self._bytes - size_bytes
 
 
 class GroupAppends:
@@ -86,6 +114,8 @@ class GroupAppends:
         self._lost: LostChunks = lost or NoLostChunks()
         self._owned: dict[str, _OwnedStream] = {}
         self._most_owned = MAX_FORGOTTEN
+        self._long_waits: dict[str, _LongWaits] = {}
+        """By host that calls."""
 
     def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
         """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition,
@@ -101,20 +131,26 @@ class GroupAppends:
         stream.check_leader()
         return stream
 
-    async def append(self, order: GroupOrder) -> None:
-        """Append a group unless the stream has its epoch; returns when it has.
+    async def append(self, order: GroupOrder, caller: str = "") -> None:
+        """Append a group unless the stream has its epoch; returns when it has. `caller`: the host that asks.
 
         Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, and as StreamSearch.find; TryAgain
-        as well if the group is under way for WAIT_S.
+        as well if the group is under way for too long.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
+        is_new = (order.query, order.epoch) not in owned.under_way
         under_way = await self._appended(stream, owned, order)
         if under_way is None:
             return
-        with trio.move_on_after(WAIT_S):
+        brief_s = BRIEF_WAIT_S if is_new and not stream.lacks_members else 0.0
+        with trio.move_on_after(brief_s):
             await _settled(under_way)
             return
+        with self._long_waits.setdefault(caller, _LongWaits()).place(len(order.batches)) as has_place:
+            with trio.move_on_after(WAIT_S - brief_s if has_place else 0.0):
+                await _settled(under_way)
+                return
         raise TryAgain(
             f"{stream.name}: epoch {order.epoch} of query {order.query!r} waits for the stream's members; ask again"
         )
@@ -187,9 +223,9 @@ class GroupAppends:
         calls.handle(APPEND_GROUP, self._append_group)
         calls.handle(FIND_END, self._find_end)
 
-    async def _append_group(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+    async def _append_group(self, host: str, payload: memoryview) -> Sequence[Buffer]:
         async def append() -> Mapping[str, object]:
-            await self.append(decode_order(payload))
+            await self.append(decode_order(payload), host)
             return {}
 
         return await answered(append)
@@ -205,7 +241,8 @@ class GroupAppends:
 
 async def _settled(ticket: Ticket[None]) -> None:
     """Wait for a ticket. Raises its error."""
-    settled = trio.Event()
-    ticket.add_callback(lambda _: settled.set())
-    await settled.wait()
+    if not ticket.done:
+        settled = trio.Event()
+        ticket.add_callback(lambda _: settled.set())
+        await settled.wait()
     ticket.result()

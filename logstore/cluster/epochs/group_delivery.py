@@ -5,6 +5,7 @@ Invariants:
   owners, until the owner of the stream says that the group is in it, that it refuses the group for good, or until the
   topic is gone.
 * A topic is gone only if the metadata store says so: what this host and the owner know of topics may be late.
+* A group of which the owner says that it is under way is sent again ever more seldom: to look whether it is there.
 * Deliveries end with `run`: the next home of epochs has the decisions, and delivers for itself.
 """
 
@@ -42,6 +43,8 @@ from logstore.log.ticket import Ticket
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 """Between two tries to reach the owner of a stream, unless the cluster changes before."""
+UNDER_WAY_PAUSE_S: Final = 5.0
+"""At most, while the owners of all streams that are left answer, and their groups are not acknowledged."""
 MAX_DOUBLINGS: Final = 10
 LOCATE_S: Final = 20.0
 """How long a commit waits for the owners of its streams; nothing is decided then."""
@@ -64,6 +67,8 @@ class GroupDelivery:
         self._nursery: trio.Nursery | None = None
         self._tries: dict[tuple[str, Place], int] = {}
         """Tries in a row that nobody has answered, of those that are made again."""
+        self._under_way: set[tuple[str, Place]] = set()
+        """Those of them whose owner has answered last that the group is under way, or is looked for."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver, until cancelled."""
@@ -101,7 +106,9 @@ class GroupDelivery:
 
     async def _ready(self, query: str, targets: Sequence[Target], tries: int) -> Sequence[Target]:
         """A stream without an owner is not asked; one whose topic this host does not know may be gone."""
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, MAX_DOUBLINGS), MAX_PAUSE_S)
+        are_under_way = all((f"{query!r}", (each.topic, each.partition)) in self._under_way for each in targets)
+        most_s = UNDER_WAY_PAUSE_S if are_under_way else MAX_PAUSE_S
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, MAX_DOUBLINGS), most_s)
         while True:
             await self._pause(pause_s)
             ready = [target for target in targets if self._may_answer(target)]
@@ -122,8 +129,16 @@ class GroupDelivery:
 
     def _note_try(self, whose: str, place: Place, error: CairnError) -> None:
         tries = self._tries[whose, place] = self._tries.get((whose, place), 0) + 1
+        if type(error) is TryAgain:  # others of its kind say that the owner is another one, or has no room
+            self._under_way.add((whose, place))
+        else:
+            self._under_way.discard((whose, place))
         if tries % REPORT_AFTER == 0:
             self._report(GROUP_WAITS, topic=place[0], partition=place[1], tries=tries, error=str(error))
+
+    def _forget_tries(self, whose: str, place: Place) -> None:
+        self._tries.pop((whose, place), None)
+        self._under_way.discard((whose, place))
 
     async def _pause(self, pause_s: float) -> None:
         with trio.move_on_after(pause_s):
@@ -191,15 +206,15 @@ class GroupDelivery:
         try:
             answer = fields_of(await self._owners.call(stream, kind, payload))
         except FOR_GOOD:
-            self._tries.pop((whose, place), None)
+            self._forget_tries(whose, place)
             raise
         except CairnError as error:
             if await self._is_gone(place[0], topic_id, error):
-                self._tries.pop((whose, place), None)
+                self._forget_tries(whose, place)
                 raise UnknownTopicOrPartition(f"topic {place[0]!r} with id {topic_id} has been deleted") from error
             self._note_try(whose, place, error)
             return None
-        self._tries.pop((whose, place), None)
+        self._forget_tries(whose, place)
         return answer
 
     async def _is_gone(self, topic: str, topic_id: str, error: CairnError) -> bool:

@@ -31,6 +31,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError
 from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
+from logstore.cluster.epochs.entry_map import EntryMap
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
@@ -39,12 +40,16 @@ from logstore.events import LEDGER_NOT_READ
 from logstore.format.batch import iterate_batches
 from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.replica.registrations import decode_head
 from logstore.replica.stored_registrations import head_key
 
 READ_BYTES: Final = 1 << 20
+STEP_BYTES: Final = 32 << 10
+BATCH_BYTES: Final = 512
+"""So much is taken in one go, some milliseconds, where each batch costs as much as BATCH_BYTES of entries do."""
 TIDY_BYTES: Final = 4 << 20
 """Less is not worth writing anew."""
 TIDY_FACTOR: Final = 4
@@ -128,7 +133,7 @@ class ReplicatedLedger:
         self._others = others or _NothingBeside()
         self._tidy_bytes = tidy_bytes
         self._ownership = stream.ownership
-        self._entries: dict[str, bytes] = {}
+        self._entries = EntryMap()
         self._entry_bytes = 0
         """Of all entries, keys and values."""
         self._put_bytes = 0
@@ -146,14 +151,23 @@ class ReplicatedLedger:
             found = await reads.read(self.stream, offset, READ_BYTES)
             if found.next_offset <= offset:
                 raise StorageFailed(f"{self.stream.name} gives nothing from offset {offset} on, {end} is its end")
-            for buffer in found.buffers:
-                for at, header in iterate_batches(buffer):
-                    batch = memoryview(buffer)[at : at + header.size_bytes]
-                    self._put_bytes += header.size_bytes
-                    for record in decode_batch(batch):
-                        self._take(header.base_offset, record)
+            await self._take_batches(found.buffers)
             offset = found.next_offset
             await trio.lowlevel.checkpoint()
+
+    async def _take_batches(self, buffers: Iterable[Buffer]) -> None:
+        """Take what was read; other tasks run in between."""
+        taken_bytes = 0
+        for buffer in buffers:
+            for at, header in iterate_batches(buffer):
+                batch = memoryview(buffer)[at : at + header.size_bytes]
+                self._put_bytes += header.size_bytes
+                for record in decode_batch(batch):
+                    self._take(header.base_offset, record)
+                taken_bytes += header.size_bytes + BATCH_BYTES
+                if taken_bytes > STEP_BYTES:
+                    taken_bytes = 0
+                    await trio.lowlevel.checkpoint()
 
     def _take(self, offset: int, record: Record) -> None:
         if record.key is None:
@@ -164,15 +178,11 @@ class ReplicatedLedger:
 
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
         for key, value in changes.items():
-            before = self._entries.pop(key, None) if value is None else self._entries.get(key)
-            self._entry_bytes -= 0 if before is None else len(key) + len(before)
-            if value is not None:
-                self._entries[key] = value
-                self._entry_bytes += len(key) + len(value)
+            self._entry_bytes += self._entries.set(key, value)
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-        """All pairs under a prefix, as of now."""
-        return iter([pair for pair in self._entries.items() if pair[0].startswith(prefix)])
+        """All pairs under a prefix, each as it is when it is given: the caller may let other tasks run in between."""
+        return self._entries.items(prefix)
 
     async def confirms(self) -> bool:
         """Whether this host owns the stream for certain: an entry is acknowledged that is put now."""
@@ -253,12 +263,16 @@ class ReplicatedLedger:
                 await settled(ticket)
                 ticket.result()
             first_offset = self._others.first_offset  # of what is named: it may be moved as soon as nothing is held
-        keys, is_acknowledged = deque(self._entries), False
-        while keys or not is_acknowledged:  # without entries too: with this batch all in front of it is acknowledged
+        keys, parts, is_acknowledged = deque[str](), self._entries.key_parts(), False
+        while True:
+            while len(keys) < TIDY_ENTRIES and (more := next(parts, None)) is not None:
+                keys += more
+            if not keys and is_acknowledged:
+                break
             ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
-            is_acknowledged = True
+            is_acknowledged = True  # without entries too: with this batch all in front of it is acknowledged
         whole_offset = named_offset if first_offset is None else min(named_offset, first_offset)
         return ReadFrom(whole_offset, named_offset, put_bytes)
 
@@ -311,6 +325,12 @@ class LedgerHome(Generic[L]):
         """Whether this host owns the stream."""
         stream = self.stream
         return stream is not None and stream.is_leader
+
+    @property
+    def waits_for_members(self) -> bool:
+        """Whether this host has claimed the stream, and cannot lead it for want of members."""
+        stream = self.stream
+        return stream is not None and not stream.is_leader and stream.lacks_members
 
     @property
     def stream(self) -> ReplicatedStream | None:

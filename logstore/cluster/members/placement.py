@@ -51,6 +51,7 @@ MAX_SHARED: Final = 4096
 """Different answers for partitions, which many partitions share."""
 _NOT_LOOKED_AT: Final = -1
 _NOT_REGISTERED: Final = 0
+TopicById = Callable[[uuid.UUID], ServedTopic | None]
 Step = Callable[[int], Awaitable[None]]
 """Counts looks at partitions, and lets other tasks run."""
 
@@ -336,12 +337,16 @@ class Placement:
         self._settling_s.pop(self._move_of(stream), None)
         return False
 
-    def coordinator(self, host: str, port: int) -> Node | None:
-        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now."""
+    async def coordinator(self, host: str, port: int, topic_by_id: TopicById) -> Node | None:
+        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now. Waits
+        while that topic changes hands, as `settle`.
+        """
         topic_id = self._groups()
-        if topic_id is None:
+        topic = None if topic_id is None else topic_by_id(topic_id)
+        if topic is None:
             return None
-        leader = self.placed(topic_id, 0).leader
+        await self.settle([topic])
+        leader = self.placed(topic.topic_id, 0).leader
         return next((node for node in self.nodes(host, port) if node.node_id == leader), None)
 
 

@@ -32,6 +32,7 @@ from logstore.format.records import iterate_times
 from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import Buffer
 from logstore.log.producers import ProducerTable
+from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.stream import Stream
@@ -177,11 +178,11 @@ class ChunkReads:
         max_bytes: int,
         *,
         include_control: bool = False,
-        is_patient: bool = True,
+        patience: ReadPatience | None = None,
     ) -> ReadResult:
         """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
-        watermark, nor, unless `is_patient`, while they are on their way from other hosts or the tier: the stream's
-        waiters are woken when they are there. Without `include_control`, control batches are replaced by empty ones.
+        watermark, nor, with some `patience`, while they are on their way from other hosts or the tier: the
+        stream's waiters are woken when they are there. Without `include_control`, empty batches replace control ones.
 
         Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, ChunkUnreachable, TierUnavailable,
         TierRefused, ObjectMissing, OSError.
@@ -190,15 +191,19 @@ class ChunkReads:
         if offset >= stream.high_watermark:
             return ReadResult([], offset, 0)
         try:
-            return await self._read_at(
-                stream, offset, max_bytes, include_control=include_control, is_patient=is_patient
-            )
+            return await self._read_at(stream, offset, max_bytes, include_control=include_control, patience=patience)
         except (CairnError, OSError):
             stream.check_offset(offset)  # it may have been trimmed meanwhile
             raise
 
     async def _read_at(
-        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool, is_patient: bool
+        self,
+        stream: ReplicatedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool,
+        patience: ReadPatience | None,
     ) -> ReadResult:
         chunk = stream.registration.chunk_at(offset)
         if chunk is None:
@@ -207,9 +212,7 @@ class ChunkReads:
                 first_offset=offset,
                 last_offset=stream.high_watermark - 1,
             )
-        return await self._read(
-            stream, chunk, offset, max_bytes, include_control=include_control, is_patient=is_patient
-        )
+        return await self._read(stream, chunk, offset, max_bytes, include_control=include_control, patience=patience)
 
     async def _read(
         self,
@@ -219,7 +222,7 @@ class ChunkReads:
         max_bytes: int,
         *,
         include_control: bool = False,
-        is_patient: bool = True,
+        patience: ReadPatience | None = None,
     ) -> ReadResult:
         limit = _limit(stream, chunk)
         local = self._local(stream, chunk, offset)
@@ -232,16 +235,16 @@ class ChunkReads:
                     raise
         answer: EntriesRead | None
         try:
-            if is_patient or self._late is None:
+            if patience is None or self._late is None:
                 answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
             else:
-                answer = await self._late.entries(stream, chunk, offset, max_bytes)
+                answer = await self._late.entries(stream, chunk, offset, max_bytes, patience)
         except ChunkUnreachable:
             tiered = _in_tier(stream, chunk)
             if tiered is None:
                 raise
             found = await self._engine.tier.serve(
-                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
             )
             return found if found.next_offset <= limit else _cut(found, offset, limit)
         if answer is None:

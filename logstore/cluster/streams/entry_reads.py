@@ -1,50 +1,62 @@
 """Reads of chunks at other hosts, for readers: asks one member after the other until one answers.
 
 Invariants:
-* An answer counts for a read if it is of the asked member and chunk and begins at the read's offset or in front of it;
-  it may end in front of it only if the member may show no more. So answers to other reads do no harm.
+* An answer counts for a read if it is of an asked member and chunk and begins at the read's offset or in front of it;
+  it may end in front of it only if the member may show no more. So answers to other reads do no harm. An answer that
+  comes late counts as well, as long as the read lasts: over a slow link a mebibyte takes longer than MEMBER_WAIT_S.
 * Readers see what a member shows: what is acknowledged, and of a sealed chunk nothing behind its end.
-* At most MAX_READS reads are under way; each ends within READ_ROUNDS rounds over all members.
+* At most MAX_READS reads are under way of members that answer, and MAX_LATE_READS of others; each ends within
+  READ_ROUNDS rounds over all members. So thousands of streams whose hosts are away hold up no read of another one.
+* A host that cannot be reached is not asked. If none can, the read lasts as long as links are down for a moment; not
+  again for SILENT_S. A member that let somebody wait for SILENT_AFTER_S is
+  silent, for SILENT_S or until it answers anything: silent members are asked last and all at once, and only if no other
+  one has answered. So what one member costs, it costs once, not each read of each of its chunks.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
-from logstore.cluster.interfaces import Links
+from logstore.cluster.interfaces import Answering, Links
 from logstore.errors import ChunkUnreachable
 from logstore.replica.messages import BatchEntry, EntriesRead, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 
 MAX_READS: Final = 64
 """Each has one answer in memory, of about a mebibyte."""
+MAX_LATE_READS: Final = 32
+MAX_LOOKS: Final = 8
+"""Of these reads are those that ask for thousands of streams what is acknowledged: others need not wait for them."""
 MEMBER_WAIT_S: Final = 0.5
 READ_ROUNDS: Final = 3
-
-
-class _AskedEntries(NamedTuple):
-    """A question that waits for its answer."""
-
-    stream: str
-    epoch: int
-    member: Member
-    offset: int
+LESS_BITS: Final = 3
+"""An eighth of what was asked for in the round before: it may be on a slow way still."""
+SILENT_AFTER_S: Final = 0.15
+"""Longer than a member's disk and a way around the world and back take."""
+SILENT_S: Final = 5.0
 
 
 class _EntriesQuestion:
-    __slots__ = ("answer", "asked", "done", "is_open")
+    """What one read asks."""
 
-    def __init__(self, asked: _AskedEntries, *, is_open: bool) -> None:
-        self.asked = asked
-        self.is_open = is_open
+    __slots__ = ("answer", "awaited", "chunk", "max_bytes", "offset", "owing", "stream", "told")
+
+    def __init__(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> None:
+        self.stream, self.chunk, self.offset, self.max_bytes = stream, chunk, offset, max_bytes
+        self.owing: set[Member] = set()
+        """Asked members that have not answered."""
+        self.awaited: set[Member] = set()
+        """Those of them that are waited for now."""
         self.answer: EntriesRead | None = None
-        self.done = trio.Event()
+        """The newest answer; one with entries ends the read."""
+        self.told = trio.Event()
+        """There is an answer with entries, or all have answered that are waited for."""
 
 
 class EntryReads:
-    """See the module. `name` is that of this host, which is asked first; then come hosts that can be reached, then the
-    rest. `is_ambiguous` says whether entries of a chunk may be on their way to this host for a copy: the chunk is
+    """See the module. `name` is that of this host, which is asked first; then come the other hosts that can be
+    reached. `is_ambiguous` says whether entries of a chunk may be on their way to this host for a copy: the chunk is
     sealed then, and a reader that takes it for open reads its registration again.
     """
 
@@ -54,77 +66,154 @@ class EntryReads:
         self._is_ambiguous = is_ambiguous
         self._questions: dict[tuple[str, int], list[_EntriesQuestion]] = {}
         self._limiter = trio.CapacityLimiter(MAX_READS)
+        self._late_limiter = trio.CapacityLimiter(MAX_LATE_READS)
+        self._looks = trio.CapacityLimiter(MAX_LOOKS)
+        self._silent: dict[Member, float] = {}
+        """Members that have let somebody wait, and until when they count as silent: some for each host."""
 
     async def read(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
-        """Entries from an offset on, from any member. Raises ChunkUnreachable."""
-        nothing: EntriesRead | None = None
-        async with self._limiter:
-            for _ in range(READ_ROUNDS):
-                for member in self._order((*chunk.members, *chunk.candidates)):
-                    asked = _AskedEntries(stream, chunk.epoch, member, offset)
-                    answer = await self._ask(asked, max_bytes, is_open=chunk.is_open)
-                    if answer is not None and answer.entries:
-                        return _up_to_the_end(answer, chunk)
-                    nothing = answer or nothing  # it may not know yet what is acknowledged; another one may
-                if nothing is not None:
-                    return _up_to_the_end(nothing, chunk)
+        """Entries from an offset on, from any member. Raises ChunkUnreachable; at once if the tier has the chunk and
+        no member can be reached.
+        """
+        if chunk.tiered is not None and not any(map(self._is_reachable, chunk.members)):
+            raise ChunkUnreachable(f"{stream}: the chunk from {chunk.base_offset} on is on no host that can be reached")
+        question = _EntriesQuestion(stream, chunk, offset, max_bytes)
+        if self.answering(chunk) is Answering.AT_ONCE:
+            async with self._limiter:
+                if self.answering(chunk) is Answering.AT_ONCE:  # while it waited for its turn too
+                    return await self._read(question)
+        async with self._late_limiter:
+            return await self._read(question)
+
+    async def _read(self, question: _EntriesQuestion) -> EntriesRead:
+        stream, chunk = question.stream, question.chunk
+        key = (stream, chunk.epoch)
+        self._questions.setdefault(key, []).append(question)
+        try:
+            answer = await self._rounds(question)
+        finally:
+            self._questions[key].remove(question)
+            if not self._questions[key]:
+                del self._questions[key]
+        if answer is not None:
+            return _up_to_the_end(answer, chunk)
         hosts = ", ".join(member.host for member in chunk.members)
         raise ChunkUnreachable(
             f"{stream}: no member of the chunk from offset {chunk.base_offset} on has answered ({hosts}); "
             "bring one of these hosts back"
         )
 
+    async def acknowledged_end(self, stream: str, chunk: ChunkRegistration, offset: int) -> int | None:
+        """Up to where a member knows a chunk to be acknowledged that has the offset; None: no member answers now."""
+        async with self._looks:
+            if self.answering(chunk) is not Answering.AT_ONCE:
+                return None
+            try:
+                return (await self.read(stream, chunk, offset, 1)).limit_offset
+            except ChunkUnreachable:
+                return None
+
+    def answering(self, chunk: ChunkRegistration) -> Answering:
+        """Who answers at present of the hosts that have a chunk."""
+        members = list(filter(self._is_reachable, _holders(chunk)))
+        if not members:
+            return Answering.NOBODY
+        return Answering.LATE if all(map(self._is_silent, members)) else Answering.AT_ONCE
+
     def received(self, message: EntriesRead | Refused) -> None:
         """A member's message: the answer to a question, or to something else."""
+        self._silent.pop(message.member, None)
         for question in self._questions.get((message.stream, message.epoch), ()):
-            if question.asked.member != message.member:
+            if message.member not in question.owing:
                 continue
             if isinstance(message, Refused):
-                if message.reason is Reason.ABSENT and question.is_open:
-                    question.answer = _nothing(question.asked)
-                question.done.set()
-            elif self._answers(message, question):
+                if message.reason is Reason.ABSENT and question.chunk.is_open:
+                    question.answer = question.answer or _nothing(question, message.member)
+            elif not self._answers(message, question):
+                continue
+            elif message.entries or question.answer is None:
                 question.answer = message
-                question.done.set()
+            question.owing.discard(message.member)
+            question.awaited.discard(message.member)
+            if not question.awaited or (question.answer is not None and question.answer.entries):
+                question.told.set()
 
     # ---- details
 
-    def _order(self, members: Sequence[Member]) -> list[Member]:
-        def distance(member: Member) -> int:
-            return 0 if member.host == self._name else 1 if self._links.is_reachable(member.host) else 2
+    def _is_reachable(self, member: Member) -> bool:
+        return member.host == self._name or self._links.is_reachable(member.host)
 
-        return sorted(members, key=distance)
+    def _is_silent(self, member: Member) -> bool:
+        until_s = self._silent.get(member)
+        if until_s is not None and trio.current_time() >= until_s:
+            del self._silent[member]
+            return False
+        return until_s is not None
+
+    def _order(self, chunk: ChunkRegistration) -> tuple[list[Member], list[Member]]:
+        """The members that can be reached, this host first: those that answer at once, and the silent ones."""
+        reachable = filter(self._is_reachable, _holders(chunk))
+        members = sorted(reachable, key=lambda member: member.host != self._name)
+        silent = list(filter(self._is_silent, members))
+        return [member for member in members if member not in silent], silent
+
+    async def _rounds(self, question: _EntriesQuestion) -> EntriesRead | None:
+        is_asked = False
+        for number in range(READ_ROUNDS):
+            members, silent = self._order(question.chunk)
+            max_bytes = question.max_bytes >> number * LESS_BITS
+            for member in members:
+                await self._ask(question, [member], max_bytes)
+                if question.answer is not None and question.answer.entries:
+                    return question.answer
+            if silent and question.answer is None:
+                await self._ask(question, silent, max_bytes)
+            if question.answer is not None:
+                return question.answer  # without entries: nobody knows more yet of what is acknowledged
+            is_asked = is_asked or bool(members or silent)
+            if not (members or silent):
+                if all(map(self._is_silent, _holders(question.chunk))):
+                    return None
+                await trio.sleep(MEMBER_WAIT_S)
+        if not is_asked:
+            self._silent.update(dict.fromkeys(_holders(question.chunk), trio.current_time() + SILENT_S))
+        return None
 
     def _answers(self, message: EntriesRead, question: _EntriesQuestion) -> bool:
-        offset = question.asked.offset
-        if message.at.next_offset > offset or (question.is_open and self._is_ambiguous(message.stream, message.epoch)):
+        offset = question.offset
+        if message.at.next_offset > offset or (
+            question.chunk.is_open and self._is_ambiguous(message.stream, message.epoch)
+        ):
             return False
         end = message.at.next_offset + sum(entry.record_count for entry in message.entries)
         return end > offset or not message.entries
 
-    async def _ask(self, asked: _AskedEntries, max_bytes: int, *, is_open: bool) -> EntriesRead | None:
-        """One member's answer; None if it refuses, or is silent for MEMBER_WAIT_S."""
-        question = _EntriesQuestion(asked, is_open=is_open)
-        key = (asked.stream, asked.epoch)
-        self._questions.setdefault(key, []).append(question)
+    async def _ask(self, question: _EntriesQuestion, members: Sequence[Member], max_bytes: int) -> None:
+        """Ask members, and wait for MEMBER_WAIT_S at most; an answer of somebody who was asked before will do too."""
+        question.told, question.awaited = trio.Event(), set(members)
+        question.owing |= question.awaited
+        begun_s = trio.current_time()
+        for member in members:
+            asked = (question.stream, member.disk, question.chunk.epoch, question.offset, max(1, max_bytes))
+            self._links.send(member.host, ReadEntries(*asked, for_copy=False))
         try:
-            self._links.send(
-                asked.member.host,
-                ReadEntries(asked.stream, asked.member.disk, asked.epoch, asked.offset, max_bytes, for_copy=False),
-            )
             with trio.move_on_after(MEMBER_WAIT_S):
-                await question.done.wait()
+                await question.told.wait()
         finally:
-            self._questions[key].remove(question)
-            if not self._questions[key]:
-                del self._questions[key]
-        return question.answer
+            now_s = trio.current_time()
+            if now_s - begun_s >= SILENT_AFTER_S:
+                self._silent.update(dict.fromkeys(question.awaited, now_s + SILENT_S))
 
 
-def _nothing(asked: _AskedEntries) -> EntriesRead:
+def _holders(chunk: ChunkRegistration) -> Sequence[Member]:
+    """Who has a chunk, or may have a part of it."""
+    return (*chunk.members, *chunk.candidates)
+
+
+def _nothing(question: _EntriesQuestion, member: Member) -> EntriesRead:
     """A member of an open chunk that has nothing of it: nothing of it is acknowledged."""
-    at = Prefix.empty(asked.offset)
-    return EntriesRead(asked.stream, asked.epoch, asked.member, at, (), asked.offset)
+    at = Prefix.empty(question.offset)
+    return EntriesRead(question.stream, question.chunk.epoch, member, at, (), question.offset)
 
 
 def _up_to_the_end(answer: EntriesRead, chunk: ChunkRegistration) -> EntriesRead:

@@ -4,14 +4,17 @@ A member that is away is asked for half a second, and all of a chunk's members t
 can be reached. A Fetch that waited for that would hold up the records of its other partitions.
 
 Invariants:
-* A reader waits for LATE_S, and for QUICK_S while other reads are late. Then the read goes on without it, from the
-  beginning, and the stream's waiters are woken at its end; its answer, or its error, is that of the next read of the
-  place.
-* Bounded: MAX_LATE reads and answers, each of about a mebibyte; so late reads leave room for others
-  (`logstore.cluster.streams.entry_reads`). An answer that nobody has asked for again goes after KEPT_S, when its place
-  is wanted, and not earlier: a Fetch of more partitions than there are places would drop each answer on its way back
-  to it. A read that has no place is not begun, and asked for again.
-* A chunk of which no member could be reached is not asked for again for AWAY_S where the tier has it.
+* A reader waits for LATE_S, and for what all reads of its request may wait together (`ReadPatience`). Then the read
+  goes on without it, from the beginning, and the stream's waiters are woken at its end; its answer, or its error, is
+  that of the next read of the place.
+* For members that are known to be silent nobody waits (`logstore.cluster.streams.entry_reads`): if the tier has the
+  chunk, it is read there; else the read goes on without its reader from the first moment. Of a chunk of which no host
+  can be reached, that is said at once. So a request of many partitions waits for each silent host once, not for each
+  partition.
+* Bounded: MAX_LATE reads and answers, each of about a mebibyte; so late reads leave room for others. An answer that
+  nobody has asked for again goes after KEPT_S, when its place is wanted, and not earlier: a Fetch of more partitions
+  than there are places would drop each answer on its way back to it. A read that has no place is not begun, and asked
+  for again.
 """
 
 from functools import partial
@@ -19,18 +22,17 @@ from typing import Final
 
 import trio
 
-from logstore.cluster.interfaces import Spawn, StreamOwners
+from logstore.cluster.interfaces import Answering, Spawn, StreamOwners
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.errors import CairnError, ChunkUnreachable
+from logstore.log.read_patience import ReadPatience
 from logstore.log.ticket import Ticket
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration
 
-LATE_S: Final = 0.5
-"""As long as one member is waited for."""
-QUICK_S: Final = 0.05
+LATE_S: Final = 0.2
+"""Longer than members take that are well; one that takes longer counts as silent from then on."""
 MAX_LATE: Final = 16
-AWAY_S: Final = 10.0
 KEPT_S: Final = 10.0
 
 Place = tuple[str, int, int]
@@ -46,36 +48,36 @@ class LateReads:
         self._late: dict[Place, Ticket[EntriesRead]] = {}
         self._ended_s: dict[Place, float] = {}
         """When those of them ended that have."""
-        self._away: dict[tuple[str, int], float] = {}
-        """Chunks in the tier of which no member could be reached, and until when they count as such."""
 
     async def entries(
-        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, max_bytes: int
+        self,
+        stream: ReplicatedStream,
+        chunk: ChunkRegistration,
+        offset: int,
+        max_bytes: int,
+        patience: ReadPatience,
     ) -> EntriesRead | None:
         """Entries from an offset on, from any member; None: they are on their way. Raises ChunkUnreachable."""
         place = (stream.stream, chunk.epoch, offset)
-        self._check_away(stream, chunk)
         late = self._late.get(place)
-        if late is None:
-            is_quick = any(not each.done for each in self._late.values())
-            with trio.move_on_after(QUICK_S if is_quick else LATE_S):
-                return await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
-            self._begin(place, stream, chunk, max_bytes)
+        if late is not None and late.done:
+            self._forget(place)  # at once: another reader may begin the place anew during the checkpoint
+            await trio.lowlevel.checkpoint()
+            return late.result()
+        answering = self._owners.answering(chunk)
+        if answering is Answering.NOBODY or (answering is Answering.LATE and chunk.tiered is not None):
+            raise ChunkUnreachable(f"{stream.name}: no host that has the chunk from {chunk.base_offset} on answers")
+        if late is not None:
             return None
-        await trio.lowlevel.checkpoint()
-        if not late.done:
-            return None
-        if self._late.get(place) is late:
-            self._forget(place)
-        return late.result()
-
-    def _check_away(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
-        until_s = self._away.get((stream.stream, chunk.epoch))
-        if until_s is None:
-            return
-        if trio.current_time() < until_s:
-            raise ChunkUnreachable(f"{stream.name}: no member of the chunk from {chunk.base_offset} on has answered")
-        del self._away[stream.stream, chunk.epoch]
+        if answering is Answering.AT_ONCE and patience.left_s > 0:
+            begun_s = trio.current_time()
+            try:
+                with trio.move_on_after(min(LATE_S, patience.left_s)):
+                    return await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+            finally:
+                patience.took(trio.current_time() - begun_s)
+        self._begin(place, stream, chunk, max_bytes)
+        return None
 
     def _begin(self, place: Place, stream: ReplicatedStream, chunk: ChunkRegistration, max_bytes: int) -> None:
         if place in self._late:
@@ -94,19 +96,10 @@ class LateReads:
         self._ended_s.pop(place, None)
 
     async def _read(self, place: Place, stream: ReplicatedStream, chunk: ChunkRegistration, max_bytes: int) -> None:
-        late, (name, epoch, offset) = self._late[place], place
-        is_away = False
+        late, (name, _, offset) = self._late[place], place
         try:
             late.succeed(await self._owners.read_entries(name, chunk, offset, max_bytes))
         except (CairnError, OSError) as error:
-            is_away = isinstance(error, ChunkUnreachable) and chunk.tiered is not None
-            if is_away:
-                while len(self._away) >= MAX_LATE:
-                    del self._away[next(iter(self._away))]
-                self._away[name, epoch] = trio.current_time() + AWAY_S
             late.fail(error)
-        if is_away:
-            self._forget(place)  # all reads of the chunk get this answer
-        else:
-            self._ended_s[place] = trio.current_time()
+        self._ended_s[place] = trio.current_time()
         stream.wake_waiters()

@@ -12,15 +12,19 @@ Invariants:
   the stream does not know. A known producer's batch in the wrong place is OutOfOrderSequence.
 * Nobody is told apart: all clients of the stream wait that long, whoever's batch was refused.
 * A producer who has an id, and whom the stream does not know, is told apart: behind its first batch that was refused no
-  other one is taken for FIRST_S, unless that one comes again before. So nothing overtakes a batch that was refused at
-  the end of the window, or whose client hears of it late, behind answers of other streams. MAX_FIRST such batches are
-  known, the newest.
+  other one is taken for FIRST_S, unless that one comes again before. That holds for a refusal because this host does
+  not lead the stream, too: it may lead it when the next batch comes, and knows then whom the log knows. So nothing
+  overtakes a batch that was refused at the end of the window, or whose client hears of it late, behind answers of other
+  streams. MAX_FIRST such batches are known, the newest; those that are not waited for any more go when another batch
+  comes, or the stream is looked after.
 """
 
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
-from logstore.format.batch import BatchHeader
+from logstore.errors import CorruptBatch, UnsupportedBatchFormat
+from logstore.format.batch import BatchHeader, parse_header
 from logstore.log.stream_state import AppendTicket
 
 ON_THE_WAY_S: Final = 0.05
@@ -56,12 +60,16 @@ class RefusalWindow:
 
     def refuses(self, header: BatchHeader) -> bool:
         """Whether to refuse a batch without a producer id, or of a producer whom the stream does not know."""
+        now_s = self._clock.monotonic_s()
+        self._forget_old(now_s)
         first = self._first.get(header.producer_id)
-        return self.is_open or (first is not None and first.is_in_front(header, self._clock.monotonic_s()))
+        return self.is_open or (first is not None and first.is_in_front(header, now_s))
 
     def refused(self, header: BatchHeader) -> None:
         """Such a batch was refused."""
-        now_s, first = self._clock.monotonic_s(), self._first.get(header.producer_id)
+        now_s = self._clock.monotonic_s()
+        self._forget_old(now_s)
+        first = self._first.get(header.producer_id)
         if header.producer_id < 0 or (first is not None and first.is_in_front(header, now_s)):
             return
         self._first.pop(header.producer_id, None)
@@ -69,9 +77,35 @@ class RefusalWindow:
             del self._first[next(iter(self._first))]
         self._first[header.producer_id] = _FirstRefused(header.producer_epoch, header.base_sequence, now_s + FIRST_S)
 
+    def refused_elsewhere(self, records: bytearray | memoryview) -> None:
+        """A batch was refused, unchecked, because this host does not lead the stream, or not yet."""
+        with suppress(CorruptBatch, UnsupportedBatchFormat):
+            self.refused(parse_header(records))
+
     def taken(self, header: BatchHeader) -> None:
         """Such a batch was taken: its producer is known from now on."""
         self._first.pop(header.producer_id, None)
+
+    def tidy(self) -> None:
+        """Forget what is not waited for any more."""
+        self._forget_old(self._clock.monotonic_s())
+
+    def forget(self) -> None:
+        """Another host owns the stream, and takes batches in the order in which they come there."""
+        self._first.clear()
+
+    @property
+    def first_refused(self) -> int:
+        """How many producers' first batches are waited for, or were."""
+        return len(self._first)
+
+    def _forget_old(self, now_s: float) -> None:
+        """All wait equally long, and the newest is the last: so the oldest ones are in front."""
+        while self._first:
+            oldest = next(iter(self._first))
+            if now_s < self._first[oldest].until_s:
+                return
+            del self._first[oldest]
 
     @property
     def is_open(self) -> bool:

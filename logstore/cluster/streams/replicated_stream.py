@@ -33,11 +33,11 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import Spawn, StreamOwners
-from logstore.cluster.streams.acknowledged_end import acknowledged_end
+from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_batches import MAX_BATCH_BYTES, SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
@@ -61,10 +61,8 @@ from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
-from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, StreamRegistration
+from logstore.replica.registrations import UNKNOWN_TIME, StreamRegistration
 
-MAX_BATCH_BYTES: Final = 16 << 20
-"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches without an offset: twice what an owner has in flight, so a rolled chunk is filled at once."""
 CROWDED_S: Final = 1.0
@@ -180,7 +178,9 @@ class ReplicatedStream(TieredBounds):
     def _append_of_client(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
     ) -> AppendTicket:
-        self.check_leader()
+        if not self.is_leader:
+            self._window.refused_elsewhere(records)
+            self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
         if self._too_few and not self._services.is_store_away():  # else it may lead no more: who waits looks elsewhere
@@ -384,16 +384,18 @@ class ReplicatedStream(TieredBounds):
         self.leader_epoch, self._read_end = epoch, end
         self.high_watermark = end if is_settled or last is None else max(last.base_offset, self.log_start_offset)
         if self.high_watermark < end and last is not None:
-            self._services.spawn(partial(self._show_acknowledged, last, self._ownership))
+            show, owners = partial(self._show_acknowledged, self._ownership), self._services.owners
+            self._services.spawn(partial(follow_acknowledged, owners, self.stream, last, self.high_watermark, show))
         self._wake()
 
-    async def _show_acknowledged(self, last: ChunkRegistration, ownership: int) -> None:
-        shown, first = None, self.high_watermark
-        while shown is None and self._ownership == ownership:
-            shown = await acknowledged_end(self._services.owners, self.stream, last, first)
-        if shown is not None and self._ownership == ownership:
-            self.high_watermark = max(self.high_watermark, shown)
+    def _show_acknowledged(self, ownership: int, end: int) -> bool:
+        """Readers may see what lies in front of an end. The result: whether more of this ownership is hidden."""
+        if self._ownership != ownership:
+            return False
+        if end > self.high_watermark:
+            self.high_watermark = end
             self._wake()
+        return self.high_watermark < (self._read_end or 0)
 
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
@@ -420,6 +422,7 @@ class ReplicatedStream(TieredBounds):
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
+        self._window.forget()
         self._early.end()
         self._wake()
 
@@ -428,15 +431,18 @@ class ReplicatedStream(TieredBounds):
 
     def short(self, needed: int) -> None:
         """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
-        if self.is_internal:
-            return
         self._too_few = f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
-        if not self._services.is_store_away():
+        if not (self.is_internal or self._services.is_store_away()):
             answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
 
     def enough(self) -> None:
         """See StreamObserver."""
         self._too_few = ""
+
+    @property
+    def lacks_members(self) -> bool:
+        """Whether the owner has said so, and may lead still: what is appended now waits until a host is back."""
+        return bool(self._too_few) and not self._services.is_store_away()
 
     def crowded(self) -> None:
         """A member's disk has no room: see StreamObserver."""
@@ -476,8 +482,7 @@ class ReplicatedStream(TieredBounds):
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The epoch, and where its records and those before it end at the latest, for clients of the leader; None: the
-        stream never had it, so who has read its records has read another log, as that before a restored backup.
+        """The epoch, and where its records and those before it end at the latest; None: the stream never had the epoch.
 
         What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
         would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
@@ -492,15 +497,15 @@ class ReplicatedStream(TieredBounds):
     @property
     def size_bytes(self) -> int:
         """Bytes of all chunks, of the open one as far as it is acknowledged; 0 where another host owns the stream."""
-        if not self.is_leader:
+        if not self.is_readable:
             return 0
         sealed = (chunk.end.length_bytes for chunk in self.registration.chunks if chunk.end is not None)
-        return sum(sealed) + self.open_bytes
+        return sum(sealed) + (self.open_bytes if self.is_leader else 0)
 
     @property
     def chunk_count(self) -> int:
         """The number of chunks; 0 where another host owns the stream."""
-        return len(self.registration.chunks) if self.is_leader else 0
+        return len(self.registration.chunks) if self.is_readable else 0
 
     @property
     def start_asked(self) -> int:
@@ -582,8 +587,9 @@ class ReplicatedStream(TieredBounds):
 
     def roll_if_old(self) -> None:
         """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
-        trimmed. Raises NotLeader.
+        trimmed; and forget refused batches that come no more. Raises NotLeader.
         """
+        self._window.tidy()
         config, owners = self.config, self._services.owners
         acked = owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:

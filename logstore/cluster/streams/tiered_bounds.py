@@ -1,6 +1,7 @@
 """What of a replicated stream lies in the tier.
 
-Invariant: only the host that owns the stream knows it; others say that nothing does.
+Invariant: only the host that owns the stream knows it, also while it takes no appends yet; others say that nothing
+does.
 """
 
 from abc import abstractmethod
@@ -14,8 +15,12 @@ from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 class TieredBounds(Waitable):
     """Of one stream; see the module."""
 
-    is_leader: bool
     log_start_offset: int
+
+    @property
+    @abstractmethod
+    def is_readable(self) -> bool:
+        """Whether this host serves the stream's readers."""
 
     @property
     @abstractmethod
@@ -25,7 +30,7 @@ class TieredBounds(Waitable):
     @property
     def local_start_offset(self) -> int:
         """The first offset that is not in the tier alone."""
-        if not self.is_leader:
+        if not self.is_readable:
             return self.log_start_offset
         held = next((chunk for chunk in self.registration.chunks if not chunk.is_tiered_alone), None)
         return self.log_start_offset if held is None else max(self.log_start_offset, held.base_offset)
@@ -49,5 +54,5 @@ class TieredBounds(Waitable):
     @property
     def _tiered_chunks(self) -> Sequence[ChunkRegistration]:
         """None where another host owns the stream."""
-        chunks = self.registration.chunks if self.is_leader else ()
+        chunks = self.registration.chunks if self.is_readable else ()
         return list(takewhile(lambda chunk: chunk.tiered is not None, chunks))

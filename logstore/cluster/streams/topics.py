@@ -337,10 +337,10 @@ class ClusterTopics:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
         topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
-        return self._make(name, topic, grows=replicas == -1, is_asked=True)
+        return self._make(name, topic, is_asked=True, grows=replicas == -1)
 
     def _make(
-        self, name: str, topic: schema.StoredTopic, *, grows: bool = False, is_asked: bool = False
+        self, name: str, topic: schema.StoredTopic, *, is_asked: bool = False, grows: bool = False
     ) -> Ticket[ReplicatedTopic]:
         async def work() -> ReplicatedTopic:
             return await self._create(name, await self._growing.counted(topic) if grows else topic)

@@ -13,6 +13,8 @@ Invariants:
   for an owner that was replaced and does not know it: whoever follows names objects of higher epochs alone.
 * Objects of a stream without a registration go when the metadata store has said so after they were listed: a topic that
   was deleted never comes back, and a registration is there before any object.
+* A stream whose registration does not take what was stored, because an entry of it is damaged, say, stops no other one:
+  it is left out behind OUTCOME_S, and goes on when its registration does. Meanwhile its objects are nobody's to remove.
 * While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S. Appends, reads of
   hosts' copies, takeovers and retention do not know of it.
 
@@ -35,6 +37,7 @@ from logstore.cluster.streams import tiered_chunks
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.retention_clock import AGREE_MS
 from logstore.cluster.streams.tiered_chunks import SealedChunks, TieredStream
+from logstore.cluster.tier.naming import Naming, StoredCopy
 from logstore.errors import (
     CairnError,
     NotLeader,
@@ -43,7 +46,13 @@ from logstore.errors import (
     TierUnavailable,
     UnknownTopicOrPartition,
 )
-from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_OBJECTS_MISSING
+from logstore.events import (
+    CHUNK_TIERED,
+    LOCAL_COPIES_REMOVED,
+    TIER_CHUNK_NOT_REGISTERED,
+    TIER_CHUNK_NOT_STORED,
+    TIER_OBJECTS_MISSING,
+)
 from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, chunk_directory
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
@@ -60,6 +69,8 @@ STORE_FAILED: Final = (TierUnavailable, TierRefused, ObjectMissing)
 """What a listing or a removal may raise: another host may sweep at the same time."""
 COPIES_WAIT_MS: Final = 600_000
 """How long behind its last append a chunk waits for all its copies: a host that lives may never make its own."""
+OUTCOME_S: Final = 30.0
+"""A registration is swapped in some milliseconds, and a metadata store restarts in some seconds."""
 LOOKED_AT_ONCE: Final = 200
 """Streams, before other tasks run."""
 
@@ -159,6 +170,8 @@ class ClusterTiering:
         """Streams that this host owns, with chunks in the tier, or that are to have some."""
         self._in_flight: set[tuple[ReplicatedStream, int]] = set()
         """Chunks that are stored, or registered, at present: stream and base offset."""
+        self._pending: dict[ReplicatedStream, StoredCopy] = {}
+        """Those of them that no registration has named in time; nothing else of their streams is stored."""
         self._gone: dict[str, list[TieredChunk]] = {}
         """Chunks of streams whose topics were deleted."""
         self._are_gone: dict[TieredStream, bool] = {}
@@ -181,6 +194,13 @@ class ClusterTiering:
         """Sealed chunks of these streams that are to be stored, those without all copies included."""
         return sum(len(known.sealed.unstored) for stream, known in self._known.items() if stream.config.is_tiered)
 
+    @property
+    def left_out_streams(self) -> int:
+        """Streams of which a chunk cannot be stored, or whose registration does not take what was stored."""
+        now_s = self._parts.clock.monotonic_s()
+        late = {stream for stream, known in self._known.items() if any(until > now_s for until in known.later.values())}
+        return len(self._pending.keys() | late)
+
     # ---- rounds
 
     async def round(self) -> bool:
@@ -191,6 +211,7 @@ class ClusterTiering:
         if self._pauses.is_pause:
             return False
         try:
+            await self._look_at_pending()
             await self._remove()
             await self._see_objects(streams)
             is_sweeping = await self._sweeps.step(f"{self._topics.cluster_id}/", self)
@@ -262,7 +283,7 @@ class ClusterTiering:
     def _next(self, stream: ReplicatedStream) -> ChunkRegistration | None:
         """The next chunk of a stream to store."""
         known = self._known.get(stream) if stream.is_leader and self._look_at(stream) else None
-        if known is None or not stream.config.is_tiered:
+        if known is None or not stream.config.is_tiered or stream in self._pending:
             return None
         registration, now_s = known.registration, self._parts.clock.monotonic_s()
         late_ms = self._parts.served_ms() - COPIES_WAIT_MS
@@ -303,7 +324,8 @@ class ClusterTiering:
         try:
             await self._store_in_flight(stream, chunk)
         finally:
-            self._in_flight.discard(at)
+            if stream not in self._pending:
+                self._in_flight.discard(at)
 
     async def _store_in_flight(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
         ownership, threads, parts = stream.ownership, self._parts.threads, self._parts
@@ -322,12 +344,32 @@ class ClusterTiering:
                 self._host.note_tiered(stream.stream, chunk.epoch, tiered_chunks.tiered_copy(found))
             except NotLeader:
                 is_asked = False
-        is_named = await self._outcome(stream, ownership, found) if is_asked else False
-        if is_named is None:
+        stored = StoredCopy(stream, ownership, found)
+        naming = await stored.settled(OUTCOME_S) if is_asked else Naming.OTHER
+        if naming is Naming.PENDING:
+            self._pending[stream] = stored
+            self._parts.report(
+                TIER_CHUNK_NOT_REGISTERED, stream=stream.name, first=found.base_offset, after_s=OUTCOME_S
+            )
+        else:
+            await self._conclude(stored, naming)
+
+    async def _look_at_pending(self) -> None:
+        """Go on with streams whose registration has taken what was stored, or never will."""
+        for stream, stored in list(self._pending.items()):
+            if (naming := stored.naming) is not Naming.PENDING:
+                del self._pending[stream]
+                self._in_flight.discard((stream, stored.found.base_offset))
+                await self._conclude(stored, naming)
+
+    async def _conclude(self, stored: StoredCopy, naming: Naming) -> None:
+        """A chunk was stored, and it is known whether its registration names it."""
+        stream, _, found = stored
+        if naming is Naming.UNKNOWN:
             if stream.deleted:
                 self._gone.setdefault(stream.stream, []).append(found)
             return  # the next owner finds out, and sweeps
-        if not is_named:
+        if naming is Naming.OTHER:
             await self._sweeps.remove(found.all_keys())
             return
         self.figures.stored_chunks += 1
@@ -351,20 +393,6 @@ class ClusterTiering:
         entries = found.entries[skipped:]
         data = b"".join(entry.data for entry in entries)
         return Piece(data, first + sum(entry.record_count for entry in entries), found.founding)
-
-    async def _outcome(self, stream: ReplicatedStream, ownership: int, found: TieredChunk) -> bool | None:
-        """Whether the registration names what was stored. None: the ownership has ended, and nobody knows here."""
-        while stream.ownership == ownership:
-            try:
-                chunk = stream.registration.chunk(found.leader_epoch)
-            except NotLeader:
-                return None
-            if chunk is None:
-                return False
-            if chunk.tiered is not None:
-                return chunk.tiered.attempt == found.attempt
-            await stream.moved.wait()
-        return None
 
     def _leave_out(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception) -> None:
         """A copy is damaged, or no host that has one can be reached: other chunks go on, this one is tried later."""

@@ -4,8 +4,12 @@ Invariants:
 * On the coordinator a request is answered by `GroupHandlers` over the ledger as of this ownership; on every other host
   it is NOT_COORDINATOR, at which clients look for the coordinator again.
 * While the ledger is read, a heartbeat is answered well, and SyncGroup asks to join again, as in Kafka: clients do not
-  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so. Groups are then
+  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so, ListGroups too:
+  a list without the groups would say that there are none. Groups are then
   recovered from it in steps of some milliseconds, and all other tasks run in between.
+* A host that has claimed the stream, and cannot lead it for want of members, is named as the coordinator, and answers
+  a heartbeat well: so members read on. All else is COORDINATOR_NOT_AVAILABLE, as what is written where the coordinator
+  lives; SyncGroup asks to join again. Clients that are told of no coordinator fare worse: some read nothing more.
 * When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
   were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
 """
@@ -22,7 +26,7 @@ from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedg
 from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.handlers import GroupHandlers
-from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, OffsetLedger
+from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.wire import respond
 
@@ -57,7 +61,7 @@ class GroupCoordination:
     def __init__(
         self,
         home: LedgerHome[ReplicatedLedger],
-        make: Callable[[OffsetLedger], GroupHandlers],
+        make: Callable[[ReplicatedLedger], GroupHandlers],
         known: Sequence[Api],
         beside: Beside,
     ) -> None:
@@ -94,8 +98,7 @@ class GroupCoordination:
     async def _handle(self, key: int, request: Any, caller: Caller) -> Answer:
         now = self._now
         if now is None:
-            loading = _WHILE_LOADING.get(key, ErrorCode.coordinator_load_in_progress)
-            return await _refused(key, request, loading if self._home.is_leader else ErrorCode.not_coordinator)
+            return await _refused(key, request, self._code(key))
         handle: Callable[[Any, Caller], Awaitable[Answer]] = now.by_key[key]
         with trio.CancelScope() as scope:
             now.requests[scope] = None
@@ -104,6 +107,14 @@ class GroupCoordination:
             finally:
                 now.requests.pop(scope, None)
         return await _refused(key, request, ErrorCode.not_coordinator)
+
+    def _code(self, key: int) -> ErrorCode:
+        """How a request is answered while this host coordinates nothing."""
+        if self._home.is_leader:
+            return _WHILE_LOADING.get(key, ErrorCode.coordinator_load_in_progress)
+        if self._home.waits_for_members:
+            return _WHILE_LOADING.get(key, ErrorCode.coordinator_not_available)
+        return ErrorCode.not_coordinator
 
 
 async def _refused(key: int, request: Any, code: ErrorCode) -> ResponsePayload:
@@ -121,7 +132,8 @@ async def _refused(key: int, request: Any, code: ErrorCode) -> ResponsePayload:
         described = [{"group_id": group_id, "error_code": code} for group_id in request.groups]
         return await respond(request, {"groups": described})
     if key == LIST:  # asked of every host: the groups are those of all answers together
-        return await respond(request, {"error_code": ErrorCode.none, "groups": []})
+        shown = ErrorCode.none if code is ErrorCode.not_coordinator else code
+        return await respond(request, {"error_code": shown, "groups": []})
     if key == DELETE:
         results = [{"group_id": group_id, "error_code": code} for group_id in request.groups_names]
         return await respond(request, {"results": results})

@@ -5,7 +5,8 @@ a ticket, which settles when other members act or when a deadline passes. The ca
 that `next_deadline()` returns.
 
 Invariants:
-* Every ticket settles: each waiting request depends on a deadline of its member or of its group.
+* Every ticket settles: each waiting request depends on a deadline of its member or of its group. What is to be kept
+  before a request is answered is waited for as long as Kafka waits (WRITE_LIMIT_S); then it counts as not kept.
 * A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
 * Bounded: groups, members (and member ids handed out) per group, and bytes of metadata and assignments of all groups.
 
@@ -37,7 +38,7 @@ from logstore.kafka.groups.members import (
     SyncResult,
     metadata_bytes,
 )
-from logstore.kafka.groups.settings import GROUP_ID_MAX_BYTES, GroupSettings
+from logstore.kafka.groups.settings import GROUP_ID_MAX_BYTES, WRITE_LIMIT_S, GroupSettings
 from logstore.kafka.groups.state import CAN_REBALANCE, GroupState
 from logstore.log.ticket import Ticket
 
@@ -93,10 +94,11 @@ class GroupCoordinator:
             if count >= RECOVER_GROUPS or size_bytes >= RECOVER_BYTES:
                 count = size_bytes = 0
                 yield
-        now_s = now()
-        for group in self.groups():
+        for number, group in enumerate(self.groups(), start=1):
             for member in group.members.values():
-                self._deadlines.heard(group.group_id, member, now_s)
+                self._deadlines.heard(group.group_id, member, now())
+            if not number % RECOVER_GROUPS:
+                yield
 
     def _take_over(self, group: ConsumerGroup) -> None:
         has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
@@ -254,6 +256,8 @@ class GroupCoordinator:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
         kept = self._generations.keep_member(group, member, now_s)
+        if not kept.done:
+            self._deadlines.set(DeadlineKind.KEPT, group.group_id, now_s + WRITE_LIMIT_S, new_id)
         kept.add_callback(partial(self._replaced, group, member, ticket, answer))
 
     def _replaced(
@@ -270,9 +274,18 @@ class GroupCoordinator:
         if member.joining is not ticket or group.state is not GroupState.STABLE:
             return
         kept = settled.result()
-        member.is_told = kept.is_durable
-        member.settle_join(answer if kept.is_durable else JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+        self._deadlines.cancel(DeadlineKind.KEPT, group.group_id, member.member_id)
+        if not kept.is_durable:
+            self._not_replaced(group, member, kept.at_s)
+            return
+        member.is_told = True
+        member.settle_join(answer)
         self._deadlines.heard(group.group_id, member, kept.at_s)
+
+    def _not_replaced(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> None:
+        """The client joins again, without an id: nobody was told the one that may be kept."""
+        member.settle_join(JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+        self._deadlines.heard(group.group_id, member, now_s)
 
     # ---- rebalance
 
@@ -286,6 +299,7 @@ class GroupCoordinator:
         if group.state is GroupState.COMPLETING:
             self._propagate(group, ErrorCode.rebalance_in_progress, now_s)
         self._deadlines.cancel(DeadlineKind.SYNC, group.group_id)
+        self._deadlines.cancel(DeadlineKind.KEPT, group.group_id)
         is_initial = group.state is GroupState.EMPTY
         group.move(GroupState.PREPARING)
         if is_initial:
@@ -380,6 +394,8 @@ class GroupCoordinator:
         group.assigned_generation = group.generation_id
         self._account(group)
         kept = self._generations.keep(group, now_s)
+        if not kept.done:
+            self._deadlines.set(DeadlineKind.KEPT, group.group_id, now_s + WRITE_LIMIT_S)
         kept.add_callback(partial(self._assigned, group, group.generation_id))
 
     def _assigned(self, group: ConsumerGroup, generation_id: int, settled: Ticket[KeepResult]) -> None:
@@ -388,11 +404,16 @@ class GroupCoordinator:
             return
         kept = settled.result()
         if not kept.is_durable:
-            self._propagate(group, ErrorCode.coordinator_not_available, kept.at_s)
-            self._rebalance(group, kept.at_s)
+            self._not_kept(group, kept.at_s)
             return
+        self._deadlines.cancel(DeadlineKind.KEPT, group.group_id)
         self._propagate(group, ErrorCode.none, kept.at_s)
         group.move(GroupState.STABLE)
+
+    def _not_kept(self, group: ConsumerGroup, now_s: float) -> None:
+        """Members join again, as in Kafka. If the generation is kept later, it is one that nobody was told of."""
+        self._propagate(group, ErrorCode.coordinator_not_available, now_s)
+        self._rebalance(group, now_s)
 
     def _propagate(self, group: ConsumerGroup, error: ErrorCode, now_s: float) -> None:
         """Answer all waiting syncs: with the assignment, or with an error, which also clears every assignment."""
@@ -502,8 +523,17 @@ class GroupCoordinator:
                 self._join_timeout(group, now_s)
             elif deadline.kind is DeadlineKind.SYNC:
                 self._sync_timeout(group, now_s)
+            elif deadline.kind is DeadlineKind.KEPT:
+                self._kept_timeout(group, deadline.member_id, now_s)
             else:
                 self._session_timeout(group, deadline.member_id, now_s)
+
+    def _kept_timeout(self, group: ConsumerGroup, member_id: str, now_s: float) -> None:
+        member = group.members.get(member_id)
+        if member_id == NO_MEMBER and group.state is GroupState.COMPLETING:
+            self._not_kept(group, now_s)
+        elif member is not None and member.joining is not None and group.state is GroupState.STABLE:
+            self._not_replaced(group, member, now_s)
 
     def _session_timeout(self, group: ConsumerGroup, member_id: str, now_s: float) -> None:
         if member_id in group.pending_joins:

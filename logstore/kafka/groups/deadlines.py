@@ -1,6 +1,7 @@
-"""The deadlines of groups: a rebalance waits for joins, then for syncs; each member has a session.
+"""The deadlines of groups: a rebalance waits for joins, then for syncs; what is kept is waited for; each member has a
+session.
 
-Invariant: a group has one deadline of each kind at most, a member one.
+Invariant: a group has one deadline of each kind at most, and so has a member.
 """
 
 from enum import Enum
@@ -15,6 +16,8 @@ class DeadlineKind(Enum):
 
     JOIN = "join"
     SYNC = "sync"
+    KEPT = "kept"
+    """Of a group: its generation is to be kept by then. Of a member: its new id is."""
     MEMBER = "member"
 
 
@@ -43,13 +46,13 @@ class GroupDeadlines:
         """Remove and return a deadline that has passed, or None."""
         return self._timers.due(now_s)
 
-    def set(self, kind: DeadlineKind, group_id: str, at_s: float) -> None:
-        """Set or move a group's deadline."""
-        self._timers.set(GroupDeadline(kind, group_id), at_s)
+    def set(self, kind: DeadlineKind, group_id: str, at_s: float, member_id: str = NO_MEMBER) -> None:
+        """Set or move a deadline of a group, or of a member."""
+        self._timers.set(GroupDeadline(kind, group_id, member_id), at_s)
 
-    def cancel(self, kind: DeadlineKind, group_id: str) -> None:
-        """A group has no such deadline now."""
-        self._timers.cancel(GroupDeadline(kind, group_id))
+    def cancel(self, kind: DeadlineKind, group_id: str, member_id: str = NO_MEMBER) -> None:
+        """A group, or a member, has no such deadline now."""
+        self._timers.cancel(GroupDeadline(kind, group_id, member_id))
 
     def expect(self, group_id: str, member_id: str, at_s: float) -> None:
         """A member, or a client that was given a member id, is to be heard by then."""

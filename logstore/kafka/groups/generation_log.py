@@ -19,8 +19,8 @@ class GenerationLog(Protocol):
     """Where generations are kept, so that their members outlive the coordinator."""
 
     def groups(self) -> Iterable[ConsumerGroup | None]:
-        """The groups of a former coordinator, each with its newest generation; None: one that cannot be read. Asked
-        once, and each group is read when it is asked for.
+        """The groups of a former coordinator, each with its newest generation; None: one that cannot be read, or a step
+        towards the next one. Asked once, and each group is read when it is asked for.
         """
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:

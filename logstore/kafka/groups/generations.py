@@ -54,7 +54,7 @@ class _LargeEntry:
 
 
 class KeptGenerations:
-    """The generations in a ledger (see `GenerationLog`)."""
+    """The generations in a ledger (see `GenerationLog`), which are asked for before any is kept."""
 
     def __init__(self, ledger: OffsetLedger, clock: Clock) -> None:
         self._ledger = ledger
@@ -63,22 +63,26 @@ class KeptGenerations:
         self._keys: dict[str, dict[str, int]] = {}
         """By group: the keys that may have an entry, each with the number of its last put."""
         self._large: dict[str, _LargeEntry] = {}
-        for prefix in (PREFIX, REJOINED):
-            for key, _ in ledger.items(prefix):
-                self._keys.setdefault(_group_of(key), {})[key] = 0
 
     def groups(self) -> Iterator[ConsumerGroup | None]:
         """See GenerationLog."""
         rejoined: dict[str, list[bytes]] = {}
         for key, value in self._ledger.items(REJOINED):
-            rejoined.setdefault(_group_of(key), []).append(value)
+            rejoined.setdefault(self._known(key), []).append(value)
+            yield None
         for key, value in self._ledger.items(PREFIX):
-            group_id = _group_of(key)
+            group_id = self._known(key)
             beside = rejoined.get(group_id, [])
             group, is_large = decode_generation(group_id, value, beside)
             if group is not None and is_large:
                 self._large[group_id] = _LargeEntry(group.generation_id, len(value), sum(map(len, beside)))
             yield group
+
+    def _known(self, key: str) -> str:
+        """The group of an entry that the ledger has."""
+        group_id = _group_of(key)
+        self._keys.setdefault(group_id, {})[key] = 0
+        return group_id
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """See GenerationLog."""

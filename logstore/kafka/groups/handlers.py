@@ -1,14 +1,16 @@
 """Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
 
 Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
-the client, which tries again. Where a request names topics by id (OffsetCommit and OffsetFetch from version 10 on), the
-id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions offered are those in
-`apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
+the client, which tries again. So it is if that takes longer than WRITE_LIMIT_S, as in Kafka: it may be done all the
+same later, in front of what the client sends again. Where a request names topics by id (OffsetCommit and OffsetFetch
+from version 10 on), the id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions
+offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
 """
 
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
@@ -23,6 +25,7 @@ from logstore.kafka.groups import members
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, CommittedOffset
 from logstore.kafka.groups.service import CommitRequest, GroupService, OffsetToCommit
+from logstore.kafka.groups.settings import WRITE_LIMIT_S
 from logstore.kafka.groups.state import GroupState
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import milliseconds, respond
@@ -345,10 +348,10 @@ class GroupHandlers:
         for group_id in dict.fromkeys(request.groups_names):
             await pace.step()
             attempts.append((group_id, *self._service.delete_group(group_id)))
-        results = []
+        results, until_s = [], trio.current_time() + WRITE_LIMIT_S
         for group_id, error, ticket in attempts:
             await pace.step()
-            settled = await self._settled(ticket)
+            settled = await self._settled(ticket, until_s)
             results.append({"group_id": group_id, "error_code": error or settled})
         return await respond(request, {"results": results})
 
@@ -396,12 +399,14 @@ class GroupHandlers:
         ]
         return await respond(request, {"error_code": ErrorCode.none, "groups": groups})
 
-    async def _settled(self, ticket: Ticket[None]) -> ErrorCode:
-        try:
-            await self._wait(ticket)
-        except StorageFailed:
-            return ErrorCode.coordinator_not_available
-        return ErrorCode.none
+    async def _settled(self, ticket: Ticket[None], until_s: float | None = None) -> ErrorCode:
+        """What is answered when a ticket has settled, or at a time of the event loop; None: WRITE_LIMIT_S from now."""
+        if not ticket.done:
+            with trio.move_on_at(trio.current_time() + WRITE_LIMIT_S if until_s is None else until_s):
+                with suppress(StorageFailed):
+                    await self._wait(ticket)
+        is_written = ticket.done and ticket.error is None
+        return ErrorCode.none if is_written else ErrorCode.coordinator_not_available
 
 
 async def _named(topics: Sequence[Any], answers: dict[str, Mapping[str, Any]], pace: Pace) -> Iterable[TopicPartition]:

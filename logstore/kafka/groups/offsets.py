@@ -69,7 +69,8 @@ class OffsetStore:
         self._committed = committed
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._protocol_types: dict[str, str] = {}
-        self._unsynced: dict[str, int] = {}
+        self._unsynced: dict[str, list[Mapping[str, bytes | None]]] = {}
+        """By group: the changes that are being written."""
 
     def load(self) -> Iterator[None]:
         """Read what the ledger has; pauses after each LOAD_STEP entries. Raises CorruptFile."""
@@ -135,12 +136,13 @@ class OffsetStore:
             self._forget(group_id)
 
     def delete_group(self, group_id: str) -> Ticket[None]:
-        """Delete a group's offsets and its own entry."""
+        """Delete a group's offsets, also those that are being written, and its own entry."""
         return start(self._delete_group(group_id))
 
     async def _delete_group(self, group_id: str) -> None:
-        prefix = f"{_OFFSET}{quote(group_id, safe='')}/"
-        changes: dict[str, bytes | None] = {key: None for key, _ in self._ledger.items(prefix)}
+        changes: dict[str, bytes | None] = {_key(group_id, where): None for where in self.of_group(group_id)}
+        for unsynced in self._unsynced.get(group_id, ()):
+            changes.update(dict.fromkeys(unsynced))
         changes[_GROUP + quote(group_id, safe="")] = None
         await self._put(group_id, changes)
         self._forget(group_id)
@@ -151,12 +153,13 @@ class OffsetStore:
 
     async def _put(self, group_id: str, changes: Mapping[str, bytes | None]) -> None:
         """Write to the ledger; the caller updates the index only afterwards, so that readers see durable offsets."""
-        self._unsynced[group_id] = self._unsynced.get(group_id, 0) + 1
+        unsynced = self._unsynced.setdefault(group_id, [])
+        unsynced.append(changes)
         written = self._ledger.put(changes)
         await written.settled()
-        self._unsynced[group_id] -= 1
-        if not self._unsynced[group_id]:
-            del self._unsynced[group_id]
+        unsynced.remove(changes)
+        if not unsynced:
+            self._unsynced.pop(group_id, None)
         written.result()
 
 

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.group import ConsumerGroup
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
+from logstore.kafka.groups.offsets import LOAD_STEP, CommittedOffset, OffsetStore
 from logstore.kafka.groups.state import GroupState
 from logstore.log.ticket import Ticket
 
@@ -97,8 +97,10 @@ class GroupService:
         """
         yield from self._offsets.load()
         yield from self.coordinator.recover(now)
-        for group_id, protocol_type in self._offsets.groups():
+        for number, (group_id, protocol_type) in enumerate(self._offsets.groups(), start=1):
             self.coordinator.ensure(group_id, now(), protocol_type=protocol_type)
+            if not number % LOAD_STEP:
+                yield
 
     def recover_at_once(self, now_s: float) -> None:
         """The same in one go, before there is anybody who would wait."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+WRITE_LIMIT_S: Final = 5.0
+"""offsets.commit.timeout.ms: how long a request waits for what it writes. It may be written all the same later."""
 GROUP_ID_MAX_BYTES: Final = 1024
 """Group ids become keys of a ledger held in memory. Kafka allows 32,767 bytes; no client needs that."""
 

@@ -173,6 +173,20 @@ def test_deleting_a_group_takes_its_offsets_along(disk: Disk) -> None:
     assert sidecar.service.delete_group(TOOL.group_id)[0] is ErrorCode.group_id_not_found
 
 
+def test_a_deletion_looks_at_no_other_groups(disk: Disk) -> None:
+    """It takes what the group has, and what is being written: the ledger, which has all groups, is not walked."""
+    sidecar = Sidecar(disk)
+    sidecar.commit({ORDERS: at(5)})
+    sidecar.work()
+    sidecar.commit({RETURNS: at(6)})
+    items, sidecar.ledger.items = sidecar.ledger.items, None  # type: ignore[method-assign, assignment]
+    error, ticket = sidecar.service.delete_group(TOOL.group_id)
+    sidecar.ledger.items = items  # type: ignore[method-assign]
+    sidecar.work()
+    assert (error, ticket.done, sidecar.offsets()) == (ErrorCode.none, True, {})
+    assert not list(Sidecar(disk).ledger.items())
+
+
 def test_a_group_whose_deletion_the_disk_refused_is_still_there(disk: Disk) -> None:
     """The group can be seen and deleted again."""
     sidecar = Sidecar(disk)
