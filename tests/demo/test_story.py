@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from logstore.client.wire import TopicPartition
 from logstore.format.records import Record, encode_batch
-from spe_adapter.demo.progress import EVERY_S
 from spe_adapter.demo.story import DemoPlan, Story, said
 from tests.support.limits import PROGRAM_S
 
@@ -25,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.spark
 def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
     """`cairn demo` with a kill ends with status 0, an exact result and a page. Without a terminal it says in plain
-    lines what it does, one in some seconds at least.
+    lines what it does.
     """
     page = tmp_path / "page.html"
     command = [sys.executable, "-m", "logstore.cli", "demo", "--records", "60000", "--batch", "20000", "--kills", "1"]
@@ -45,8 +43,6 @@ def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if PLAIN_LINE.fullmatch(line)]
     for event in ("starting a sidecar", "starting Spark", "kill −9: Spark", "waiting for the last results"):
         assert any(event in line for line in lines), done.stdout
-    moments_s = [int(line.split(" s")[0]) for line in lines]
-    assert max(after - before for before, after in pairwise(moments_s)) <= 3 * EVERY_S
     assert "\x1b" not in done.stdout
     assert not list(tmp_path.glob("cairn-demo-*")), "an exact run leaves nothing behind"
 

@@ -90,10 +90,6 @@ class RefusalWindow:
         """Forget what is not waited for any more."""
         self._forget_old(self._clock.monotonic_s())
 
-    def forget(self) -> None:
-        """Another host owns the stream, and takes batches in the order in which they come there."""
-        self._first.clear()
-
     @property
     def first_refused(self) -> int:
         """How many producers' first batches are waited for, or were."""

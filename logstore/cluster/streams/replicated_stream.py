@@ -422,7 +422,6 @@ class ReplicatedStream(TieredBounds):
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
-        self._window.forget()
         self._early.end()
         self._wake()
 
@@ -590,11 +589,10 @@ class ReplicatedStream(TieredBounds):
         trimmed; and forget refused batches that come no more. Raises NotLeader.
         """
         self._window.tidy()
-        config, owners = self.config, self._services.owners
-        acked = owners.acked(self.stream)
+        config, acked = self.config, self._services.owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
             return
         oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
         is_old = self._services.retention.now_ms() - self._opened_ms > oldest_ms
         if is_old or self.log_start_offset >= acked.next_offset:
-            owners.roll(self.stream)
+            self._services.owners.roll(self.stream)
