@@ -37,14 +37,13 @@ from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import MAX_BATCH_BYTES, SubmittedBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early, check_size
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
     CairnError,
     EndNotKnown,
     InvalidTopic,
-    MessageTooLarge,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
@@ -211,11 +210,7 @@ class ReplicatedStream(TieredBounds):
         return self._append(records, header)
 
     def _append(self, records: bytearray | memoryview, header: BatchHeader) -> AppendTicket:
-        if header.size_bytes > MAX_BATCH_BYTES:
-            raise MessageTooLarge(
-                f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
-                "send smaller batches"
-            )
+        check_size(self.name, header.size_bytes)
         self._check_room(header.size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from logstore.errors import MessageTooLarge
 from logstore.format.batch import BatchHeader
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import AnsweredEarly, AppendTicket
@@ -33,6 +34,15 @@ class SubmittedBatch(NamedTuple):
     header: BatchHeader | None
     ticket: AppendTicket
     append_ms: int
+
+
+def check_size(name: str, size_bytes: int) -> None:
+    """Raise MessageTooLarge for a batch that no stream of a cluster takes."""
+    if size_bytes > MAX_BATCH_BYTES:
+        raise MessageTooLarge(
+            f"{name}: a batch of {size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
+            "send smaller batches"
+        )
 
 
 def answer_early(
