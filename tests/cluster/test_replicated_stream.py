@@ -8,8 +8,7 @@ import trio.testing
 
 from logstore.cluster.streams.acknowledged_end import SELDOM_S
 from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
-from logstore.cluster.streams.replicated_stream import CROWDED_S
-from logstore.cluster.streams.stream_batches import MAX_BATCH_BYTES
+from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
     MessageTooLarge,

@@ -37,13 +37,14 @@ from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early, check_size
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
     CairnError,
     EndNotKnown,
     InvalidTopic,
+    MessageTooLarge,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
@@ -62,6 +63,8 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.replica.registrations import UNKNOWN_TIME, StreamRegistration
 
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches without an offset: twice what an owner has in flight, so a rolled chunk is filled at once."""
 CROWDED_S: Final = 1.0
@@ -210,7 +213,11 @@ class ReplicatedStream(TieredBounds):
         return self._append(records, header)
 
     def _append(self, records: bytearray | memoryview, header: BatchHeader) -> AppendTicket:
-        check_size(self.name, header.size_bytes)
+        if header.size_bytes > MAX_BATCH_BYTES:
+            raise MessageTooLarge(
+                f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
+                "send smaller batches"
+            )
         self._check_room(header.size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:

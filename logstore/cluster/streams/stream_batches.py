@@ -3,16 +3,12 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from logstore.errors import MessageTooLarge
 from logstore.format.batch import BatchHeader
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import AnsweredEarly, AppendTicket
 from logstore.log.ticket import Ticket
-
-MAX_BATCH_BYTES: Final = 16 << 20
-"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 
 
 @dataclass(slots=True)
@@ -34,15 +30,6 @@ class SubmittedBatch(NamedTuple):
     header: BatchHeader | None
     ticket: AppendTicket
     append_ms: int
-
-
-def check_size(name: str, size_bytes: int) -> None:
-    """Raise MessageTooLarge for a batch that no stream of a cluster takes."""
-    if size_bytes > MAX_BATCH_BYTES:
-        raise MessageTooLarge(
-            f"{name}: a batch of {size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
-            "send smaller batches"
-        )
 
 
 def answer_early(
