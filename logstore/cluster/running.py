@@ -188,15 +188,14 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
     own_place = OwnPlace(settings.place, (settings.host, parse_address(told).host), report)
-    place = await trio.to_thread.run_sync(own_place.read)
-    announced = Announcement(settings.node_id, told, addresses, place)
+    announced = Announcement(settings.node_id, told, addresses, await trio.to_thread.run_sync(own_place.read))
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     parts = HostParts(
         identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s,
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    store_settings = local.engine.store.settings
+    store_settings, producer_ids = local.engine.store.settings, ProducerIds(metadata)
     age = await ClusterClock.open(metadata, local.clock)
     waits = _takeover_waits(local, metadata, age)
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
@@ -204,7 +203,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
     services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
-    topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
+    topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
     nursery.start_soon(view.run)
@@ -213,10 +212,12 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(producer_ids.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
     signs = SignsOfLife(settings.host, links.calls, links.is_reachable, nursery.start_soon)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id, signs.wait)
+    node_id, members = settings.node_id, lambda: view.members
+    placement = Placement(host, members, addresses, topics.groups_topic, node_id, signs.wait, topics)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads, own.bursts)
     owners = OwnerCalls(host, links.calls)

@@ -483,12 +483,12 @@ class ReplicatedStream(TieredBounds):
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The epoch, and where its records and those before it end at the latest, for clients of the leader.
+        """The epoch, and where its records and those before it end at the latest; None: the stream never had the epoch.
 
         What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
         would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
         """
-        return epoch, max(self.high_watermark, self._read_end or 0)
+        return None if epoch > self.newest_epoch else (epoch, max(self.high_watermark, self._read_end or 0))
 
     @property
     def registration(self) -> StreamRegistration:
