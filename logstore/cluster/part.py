@@ -45,6 +45,8 @@ class LocalParts(NamedTuple):
     nursery: trio.Nursery
     limits: StagingLimits = StagingLimits()
     tier: TierStores | None = None
+    directory: str = ""
+    """What errors call the data directory."""
 
 
 class Homes(NamedTuple):

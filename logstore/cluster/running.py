@@ -6,7 +6,7 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.links.links import HostLinks
 from logstore.cluster.links.peer_list import PeerList
 from logstore.cluster.links.peers import OwnEnd
-from logstore.cluster.members.host_identity import establish_identity
+from logstore.cluster.members.host_identity import establish_identity, give_back_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
@@ -59,7 +59,7 @@ from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterT
 from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
-from logstore.errors import ConfigError
+from logstore.errors import ConfigError, HostNameTaken, NodeIdTaken
 from logstore.replica.messages import Message
 from logstore.tier.service import TierMeter
 from scheduler.peace.replica_sets import ReplicaSets
@@ -76,7 +76,8 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, the tier (None: there is none), the metadata store, and where hosts ask for slots for their copies.
+    host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies, and what a
+    host does that was refused.
     """
 
     survey: Survey
@@ -87,6 +88,7 @@ class Views(NamedTuple):
     tier: TierMeter | None
     metadata: MetadataStore
     slots: SlotCounter
+    give_back: Callable[[], Awaitable[None]]
 
 
 class RunningCluster:
@@ -108,7 +110,10 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views[
+            :8
+        ]
+        self._give_back = views.give_back
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -135,6 +140,10 @@ class RunningCluster:
         self._farewell = trio.Event()
         try:
             await self._membership.run(task_status)
+        except* (HostNameTaken, NodeIdTaken):
+            if self._membership.never_joined:
+                await self._give_back()
+            raise
         finally:
             self._farewell.set()
 
@@ -177,7 +186,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     metadata: MetadataStore = await nursery.start(
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
-    identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
+    identity = await establish_identity(metadata, local.files, settings.host, local.random, report, local.directory)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
     tls = _peer_tls(settings, local)
@@ -235,8 +244,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
+    give_back = partial(give_back_identity, metadata, local.files, identity)
     slots = _ask_for_slots(host, metadata, links, membership, nursery)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots)
+    views = Views(
+        survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots, give_back
+    )
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
