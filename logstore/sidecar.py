@@ -578,8 +578,8 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    waiting = cluster.survey.waits.names
-    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, waiting)
+    asked = (cluster.survey.waits.names, cluster.glance)
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, *asked)
     private = (
         summary,
         tier_api(broker),

@@ -33,6 +33,7 @@ from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.epochs.reader_holds import ReaderHolds
 from logstore.cluster.epochs.readers_home import ReadersHome
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
+from logstore.cluster.glance import GlanceTaker
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.links.links import HostLinks
 from logstore.cluster.links.peer_list import PeerList
@@ -60,6 +61,7 @@ from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
 from logstore.errors import ConfigError, HostNameTaken, NodeIdTaken
+from logstore.format.host_summaries import ClusterGlance
 from logstore.replica.messages import Message
 from logstore.tier.service import TierMeter
 from scheduler.peace.replica_sets import ReplicaSets
@@ -114,6 +116,7 @@ class RunningCluster:
             :8
         ]
         self._give_back = views.give_back
+        self._glances = GlanceTaker(host, views.survey)
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -122,6 +125,10 @@ class RunningCluster:
     def member(self) -> HostMember:
         """This host as a member, for what one host of the cluster does at a time."""
         return self._host
+
+    async def glance(self) -> ClusterGlance:
+        """How the cluster is, for a summary of this host."""
+        return await self._glances.look()
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""

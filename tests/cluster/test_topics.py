@@ -124,7 +124,7 @@ async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
 
 
 async def test_a_topic_is_reported_when_it_is_made(tmp_path: Path) -> None:
-    """By every host that lives then; a host that starts later reports none that are there already, but those to come."""
+    """By every host that lives then; a host that starts later reports none that are there, but those to come."""
     async with two_hosts(tmp_path) as (one, other, store), trio.open_nursery() as nursery:
         await settled(one.front.create_topic("early", 1, {}, 2))
         await until_seen(store, one, other)
