@@ -38,7 +38,7 @@ from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.links.links import HostLinks
 from logstore.cluster.links.peer_list import PeerList
 from logstore.cluster.links.peers import OwnEnd
-from logstore.cluster.members.host_identity import establish_identity, give_back_identity
+from logstore.cluster.members.host_identity import HostIdentity, establish_identity, give_back_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
@@ -193,7 +193,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     metadata: MetadataStore = await nursery.start(
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
-    identity = await establish_identity(metadata, local.files, settings.host, local.random, report, local.directory)
+    identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
     tls = _peer_tls(settings, local)
@@ -251,12 +251,19 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    give_back = partial(give_back_identity, metadata, local.files, identity)
     slots = _ask_for_slots(host, metadata, links, membership, nursery)
     views = Views(
         survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots, give_back
     )
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+async def _identity(
+    host: str, local: LocalParts, metadata: MetadataStore
+) -> tuple[HostIdentity, Callable[[], Awaitable[None]]]:
+    """Who this host is, and how it gives that back."""
+    identity = await establish_identity(metadata, local.files, host, local.random, local.report, local.directory)
+    return identity, partial(give_back_identity, metadata, local.files, identity)
 
 
 def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
