@@ -328,13 +328,12 @@ class RandomRun:
         self.cluster.net.cut(second, first)
 
     def _empty(self, host: str) -> bool:
-        """Input has stopped, everything is deleted, and a host claims the stream. It may crash when it has sealed what
+        """Input stops for a while, everything is deleted, and a host claims the stream. It may crash when it has sealed what
         the last owner left open, before it opens a chunk of its own.
         """
         cluster, owner = self.cluster, self.cluster.owner_host()
         if owner is None or owner.owner is None or cluster.net.is_paused(owner.name):
             return False
-        self._is_loaded = False
         owner.roll()
         cluster.net.run(5 * TICK_US)
         if cluster.owner_host() is owner:
@@ -346,6 +345,7 @@ class RandomRun:
             cluster.hosts[claimer].claim(cluster.meta.live())
             if self.random.random() < 0.5:
                 self._crash_before_opening(claimer)
+            cluster.net.run(USURP_MS * 1_000)
         return True
 
     def _crash_before_opening(self, host: str) -> None:

@@ -12,24 +12,25 @@ from tests.replica.random_runs import run_seed
 from tests.replica.stories import FOLDER, play
 
 MOST_SEEDS = 200
-"""Random runs in which each bug is found, at most. Today 22 do."""
+"""Random runs in which each bug is found, at most. Today 19 do."""
 FOUND_AT = {
     "fence is not durable": 1,
     "ack from local sync alone": 1,
+    "roll seals at the longest length": 1,
     "takeover seals below the acked length": 2,
     "takeover fences nobody": 1,
-    "truncation by a message": 2,
+    "truncation by a message": 6,
     "append below the fence is accepted": 1,
     "fence is answered before appends are synced": 1,
     "confirmed before the sync": 1,
-    "removal before the registration": 21,
+    "removal before the registration": 18,
     "stream without chunks starts anew": 18,
     "trim drops the last chunk": 5,
     "trim drops what is not acknowledged": 8,
     "registrations are looked at once for each replica": 9,
     "wiped disk keeps its name": 3,
     "old disk is judged by its new label": 1,
-    "damaged copy passes for a shorter one": 2,
+    "damaged copy passes for a shorter one": 7,
 }
 """The seed to try first, where it is not 0. Seeds change their meaning when the protocol does; then all are tried."""
 TOLD_BY = {
