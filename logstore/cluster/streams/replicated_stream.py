@@ -584,11 +584,14 @@ class ReplicatedStream(TieredBounds):
         self._trims.append(WantedTrim(wanted, why, ticket))
         return ticket
 
+    def tidy(self) -> None:
+        """Forget refused batches that come no more; they are refused where another host leads the stream, too."""
+        self._window.tidy()
+
     def roll_if_old(self) -> None:
         """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
-        trimmed; and forget refused batches that come no more. Raises NotLeader.
+        trimmed. Raises NotLeader.
         """
-        self._window.tidy()
         config, acked = self.config, self._services.owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
             return
