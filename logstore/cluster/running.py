@@ -219,8 +219,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     node_id, members = settings.node_id, lambda: view.members
     placement = Placement(host, members, addresses, topics.groups_topic, node_id, signs.wait, topics)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
-    engine = ClusterEngine(local.engine, topics, reads, own.bursts)
-    owners = OwnerCalls(host, links.calls)
+    engine, owners = ClusterEngine(local.engine, topics, reads, own.bursts), OwnerCalls(host, links.calls)
     groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
     holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream, metadata)

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from scheduler.coordinator.running import make_planner
+from scheduler.coordinator.planners import make_planner
 from scheduler.errors import RequestError
 from scheduler.peace.online import Settings, Submission
 from scheduler.peace.plan import TransferKind
