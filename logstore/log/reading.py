@@ -3,6 +3,7 @@
 Invariants:
 * Reads return whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* What a read gives keeps at most twice its bytes in memory, however much of the file was read for it (`compact`).
 * Reads chunks through immutable views and does not touch the streams, so it may run on reader threads. On the event
   loop it runs with `CachedFiles` and within the limits of a quick read; the code, and so the result, is the same.
 """
@@ -152,7 +153,19 @@ def read_chunk(
     except CorruptChunk:
         if not buffers:
             raise
-    return ReadResult(buffers, next_offset, size)
+    return compact(ReadResult(buffers, next_offset, size))
+
+
+def compact(result: ReadResult) -> ReadResult:
+    """The result in memory of its own if it keeps more than twice as many bytes alive as it has: answers that wait for
+    their clients, and pieces for their readers, are counted by what they have. To copy less than half of what was read
+    costs less than reading it.
+    """
+    owners = [memoryview(buffer).obj for buffer in result.buffers]
+    kept_bytes = {id(owner): memoryview(owner).nbytes for owner in owners}
+    if sum(kept_bytes.values()) <= 2 * result.size_bytes:
+        return result
+    return result._replace(buffers=[b"".join(result.buffers)])
 
 
 def load_index(fs: ReadableFiles, cache: IndexCache, view: ChunkView) -> SparseIndex:
