@@ -289,8 +289,7 @@ async def test_reads_alone_are_not_paid_for_when_a_write_comes(tmp_path: Path, m
             await place.read()
         await place.append()
         nursery.start_soon(place.read, "beside")
-        await wait_all_tasks_blocked()
-        assert place.events == [*["read"] * 100, "acknowledged", "beside"]
+        await place.happened(*["read"] * 100, "acknowledged", "beside")
 
 
 async def test_looks_at_the_disk_hold_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -303,8 +302,7 @@ async def test_looks_at_the_disk_hold_no_read_up(tmp_path: Path, mock_clock: Moc
         await turned(lambda: not place.engine.store.queue.may_start)
         for _ in range(10):
             nursery.start_soon(place.read)
-        await wait_all_tasks_blocked()
-        assert place.events == ["read"] * 10
+        await place.happened(*["read"] * 10)
 
 
 async def test_a_read_whose_records_are_deleted_while_it_waits_is_told_so(
