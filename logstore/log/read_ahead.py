@@ -3,7 +3,7 @@
 Invariants:
 * Entries are checked and contiguous from their key's offset on; each is handed out once.
 * Bounded: `max_bytes` and MAX_POSITIONS entries over all readers; the oldest entry is evicted first. Losing an entry
-  only costs a read. An entry, and what was taken of it, keep at most twice their bytes in memory (`compact`).
+  only costs a read. An entry, and what was taken of it, keep at most KEPT_TIMES their bytes (`compact`).
 
 Source: CEC paper, section IX (a replay reads stored events asynchronously, apart from sending them).
 """

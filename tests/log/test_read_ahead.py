@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, encode_batch
 from logstore.log.read_ahead import MAX_POSITIONS, ReadAhead, ReadPosition, split
-from logstore.log.reading import ReadResult
+from logstore.log.reading import KEPT_TIMES, ReadResult
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
 
@@ -63,8 +63,8 @@ def test_a_part_of_a_piece_keeps_no_more_memory_than_it_counts() -> None:
     whole = result_of([100] * 100, 100)
     for wanted in (one, 10 * one, 90 * one, 99 * one):
         served, rest = split(whole, wanted)
-        assert kept_bytes(served) <= 2 * served.size_bytes
-        assert kept_bytes(rest) <= 2 * rest.size_bytes
+        assert kept_bytes(served) <= KEPT_TIMES * served.size_bytes
+        assert kept_bytes(rest) <= KEPT_TIMES * rest.size_bytes
 
 
 def test_as_many_pieces_are_kept_as_places_of_readers() -> None:
