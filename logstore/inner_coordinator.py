@@ -75,7 +75,7 @@ async def start_coordinator(
                 await room.start(topology, listen, directory, report, access, task_status=task_status)
             else:
                 told, former = told_address(settings), directory / room.DATABASE
-                side = room.ClusterSide(cluster.member, cluster.metadata, told, former)
+                side = room.ClusterSide(cluster.member, cluster.metadata, told, former, cluster.slots)
                 await room.stand_by_in(side, topology, listen, report, access, task_status=task_status)
         except* room.Refused as refusals:
             raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals

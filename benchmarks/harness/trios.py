@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
@@ -65,11 +65,11 @@ class Trio(Protocol):
 
 
 class CairnTrio:
-    """Three sidecars and an etcd."""
+    """Three sidecars and an etcd. `host_flags`: further flags of single hosts, `a`, `b` and `c`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host_flags: Mapping[str, Sequence[str]] | None = None) -> None:
         self.name = "Cairn"
-        self._cluster = Cluster(directory / "cairn")
+        self._cluster = Cluster(directory / "cairn", host_flags=host_flags)
 
     def start(self, stack: ExitStack) -> None:
         """See Trio."""

@@ -43,7 +43,7 @@ ENOUGH = 0.98
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
     """All rounds: in each, both clusters lose a host's disk. Before the first, the topic that is lost is filled."""
     for trio in trios:
-        _fill(trio, measured.plan.held_mb)
+        fill(trio, measured.plan.held_mb)
     for number in range(1, measured.plan.losses + 1):
         for trio in chance.sample(trios, len(trios)):
             row = _lose_disk(trio, measured.plan.steady_s)
@@ -52,14 +52,14 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
             measured.console.print(f"  {trio.name}: {row}", markup=False)
 
 
-def _fill(trio: Trio, megabytes: int) -> None:
+def fill(trio: Trio, megabytes: int, partitions: int = HELD_PARTITIONS) -> None:
     """So much into all partitions of a topic, evenly."""
     load = payload(1000, batch_bytes=FILL_BYTES)
-    each = -(-megabytes * 1_000_000 // (HELD_PARTITIONS * len(load.batch)))
-    lacking = dict.fromkeys(range(HELD_PARTITIONS), each)
+    each = -(-megabytes * 1_000_000 // (partitions * len(load.batch)))
+    lacking = dict.fromkeys(range(partitions), each)
     for attempt in range(1, ATTEMPTS + 1):
-        for port, partitions in wait_whole(trio, HELD, HELD_PARTITIONS, replicas=1).leaders():
-            orders = [partition for partition in partitions for _ in range(lacking[partition])]
+        for port, led in wait_whole(trio, HELD, partitions, replicas=1).leaders():
+            orders = [partition for partition in led for _ in range(lacking[partition])]
             with RawConnection(port, PATIENCE_S) as connection:
                 for at in range(len(orders) + FILL_IN_FLIGHT):
                     if at < len(orders):
@@ -88,7 +88,7 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         held = trio.kept_bytes(lost, HELD)
         trio.kill(lost)
         trio.wipe(lost)
-        _wait_without(trio, lost)
+        wait_without(trio, lost)
         trio.begin(lost)
         trio.wait_ready(lost)
         ready_s = time.monotonic()
@@ -139,9 +139,9 @@ def _is_whole(trio: Trio) -> bool:
     return False
 
 
-def _wait_without(trio: Trio, lost: int) -> None:
+def wait_without(trio: Trio, lost: int, held: int = HELD_PARTITIONS) -> None:
     """Until no partition waits for a host that is gone. Raises PeerFailed when patience ends."""
-    for topic, partitions in ((STEADY, 1), (HELD, HELD_PARTITIONS)):
+    for topic, partitions in ((STEADY, 1), (HELD, held)):
         found = wait_whole(trio, topic, partitions, replicas=len(NODES) - 1)
         deadline_s = time.monotonic() + PATIENCE_S
         while any(lost in each.in_sync or each.leader == lost for each in found.partitions):

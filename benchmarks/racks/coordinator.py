@@ -15,7 +15,9 @@ from benchmarks.racks.network import CONTROL_ADDRESS
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
-from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
+from scheduler.coordinator.front_settings import Security
+from scheduler.coordinator.planners import make_planner
+from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import in_thread
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers

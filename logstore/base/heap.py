@@ -1,4 +1,4 @@
-"""Gives memory that the program has freed back to the operating system.
+"""Gives memory that the program has freed, and code that it does not run, back to the operating system.
 
 Small allocations of one load (batches, frames) leave holes between what stays, which the C library keeps for the
 program. Under a load of another kind, such as large batches, which are mapped one by one, nothing uses the holes.
@@ -8,11 +8,17 @@ back would cost a page fault for each. Where the C library has no such calls, no
 """
 
 import ctypes
+import mmap
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 HOLES_BYTES: Final = 16 << 20
 """Free memory above this is a load's that is over: a steady one has a third of the tail's size in holes."""
 _FREE_BYTES = "free_bytes"
+_MAPS: Final = Path("/proc/self/maps")
+_CODE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \d+ +(/.*)")
 
 
 class _Info(ctypes.Structure):
@@ -51,3 +57,20 @@ class Heap:
         if is_due:
             self._trim(0)
         return is_due
+
+
+def give_back_code(library: str) -> int:
+    """Give back the pages of the code of a loaded library, whose file's name begins so; returns the bytes of its code.
+
+    Code that runs again is read from the file again, or from the system's cache of it. Blocks for a moment.
+    """
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    given_bytes = 0
+    with suppress(OSError):
+        for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            found = _CODE.fullmatch(line)
+            if advise is not None and found and Path(found[3]).name.startswith(library):
+                begin, end = int(found[1], 16), int(found[2], 16)
+                if advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED) == 0:
+                    given_bytes += end - begin
+    return given_bytes

@@ -22,6 +22,8 @@ class HostStatistics:
     """Members since the start that owned streams went on without."""
     refusing: Collection[str] = ()
     """Owned streams that refuse producers, because they have too few members."""
+    waiting: Collection[str] = ()
+    """Owned or claimed streams that take nothing, and of which the operator was told why."""
 
 
 class LinkFigures(NamedTuple):
@@ -57,7 +59,7 @@ class ShortStream(NamedTuple):
 class CopyFigures(NamedTuple):
     """Copies of chunks: of this host's streams those that may be made now and those that wait, whether they go without
     a plan, whether this host plans those of the cluster, and bytes that were copied to this host and from it since the
-    start.
+    start. Hosts from which copies come with a slot, and those from which they come at the least rate for want of one.
     """
 
     going: int
@@ -66,6 +68,8 @@ class CopyFigures(NamedTuple):
     is_coordinator: bool
     made_bytes: int
     served_bytes: int
+    slots: int = 0
+    slots_waiting: int = 0
 
 
 class ClusterFigures(NamedTuple):
@@ -76,15 +80,16 @@ class ClusterFigures(NamedTuple):
     streams_without_owner: int
     """Those that this host claims, and does not own yet, among them."""
     waiting_takeovers: int
-    """Owned streams that nobody leads, because what says who has written cannot be read."""
+    """Owned streams that take no appends, because what says who has written cannot be read, or members are wanting."""
     short_streams: int
-    """Owned streams whose open chunk has fewer live members than copies are wanted."""
+    """Owned streams whose last chunk has fewer live members than copies are wanted, or that refuse producers; those
+    that take no appends yet among them, here and below."""
     short_chunks: int
     """Chunks of owned streams with fewer live members than copies are wanted."""
     under_min_streams: int
-    """Owned streams whose open chunk has fewer live members than `min.insync.replicas`, or that refuse producers."""
+    """Owned streams whose last chunk has fewer live members than `min.insync.replicas`, or that refuse producers."""
     at_min_streams: int
-    """Others whose open chunk has as many live members, so that the loss of one more matters."""
+    """Others whose last chunk has as many live members, so that the loss of one more matters."""
     replicas_open: int
     replicas_sealed: int
     replica_bytes: int

@@ -167,14 +167,8 @@ class ClusterHost:
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
-        return HostStatistics(
-            len(self._owners),
-            len(self._ticks),
-            self._claims.streams_without_owner,
-            self._news.takeovers,
-            self._news.member_failures,
-            self._news.short.keys(),
-        )
+        ownerless = self._claims.streams_without_owner
+        return HostStatistics(len(self._owners), len(self._ticks), ownerless, *self._news.figures)
 
     @property
     def owners(self) -> Mapping[str, Owner]:
@@ -329,7 +323,8 @@ class ClusterHost:
     def _require(self, owner: Owner) -> None:
         known = self._claims.topic_of(owner.stream)
         if known is not None:
-            self._drive(owner, owner.require(election.min_copies(known.topic), self._ticks.now_ms()))
+            least, copies = election.min_copies(known.topic), known.topic.replicas
+            self._drive(owner, owner.require(least, self._ticks.now_ms(), copies))
 
     def next_offset(self, stream: str) -> int:
         """The offset of the next batch. Raises NotLeader."""

@@ -4,7 +4,7 @@ Invariants: an observer hears of its stream only, in the order in which its owne
 room hears of it when something of its stream is acknowledged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from logstore.base.events import Report
 from logstore.cluster.interfaces import StreamObserver
@@ -43,6 +43,11 @@ class OwnerNews:
         self._report = report
         self._deposed = deposed
         self._changed = changed
+
+    @property
+    def figures(self) -> tuple[int, int, Collection[str], Collection[str]]:
+        """Takeovers and members that failed since the start, streams that refuse producers, and streams that wait."""
+        return self.takeovers, self.member_failures, self.short.keys(), self.waiting.keys()
 
     # ---- what owners ask
 

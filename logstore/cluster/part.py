@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from logstore.base.clock import Clock
+from logstore.base.copy_slots import SlotDesk
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.tls import PeerTls
@@ -108,6 +109,10 @@ class ClusterPart(Protocol):
     @property
     def metadata(self) -> MetadataStore:
         """What the hosts agree on."""
+
+    @property
+    def slots(self) -> SlotDesk:
+        """Where hosts ask the coordinator of checkpoints for slots for their copies."""
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""

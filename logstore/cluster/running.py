@@ -25,6 +25,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.copies.copy_requests import CopyRequests
+from logstore.cluster.copies.slot_calls import SlotCounter, SlotRequests
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs.epoch_holds import EpochHolds
 from logstore.cluster.epochs.epochs_home import EpochsHome
@@ -45,7 +46,7 @@ from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.part import Homes, HostMember, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
+from logstore.cluster.streams.owner_calls import ASK_SLOTS, TELL_GOES, TELL_WISHES, OwnerCalls
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.cluster.streams.replicated_stream import StreamServices
@@ -75,7 +76,7 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, the tier (None: there is none), and the metadata store.
+    host is, the tier (None: there is none), the metadata store, and where hosts ask for slots for their copies.
     """
 
     survey: Survey
@@ -85,6 +86,7 @@ class Views(NamedTuple):
     own_place: OwnPlace
     tier: TierMeter | None
     metadata: MetadataStore
+    slots: SlotCounter
 
 
 class RunningCluster:
@@ -106,7 +108,7 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -186,15 +188,14 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
     own_place = OwnPlace(settings.place, (settings.host, parse_address(told).host), report)
-    place = await trio.to_thread.run_sync(own_place.read)
-    announced = Announcement(settings.node_id, told, addresses, place)
+    announced = Announcement(settings.node_id, told, addresses, await trio.to_thread.run_sync(own_place.read))
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     parts = HostParts(
         identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s,
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    store_settings = local.engine.store.settings
+    store_settings, producer_ids = local.engine.store.settings, ProducerIds(metadata)
     age = await ClusterClock.open(metadata, local.clock)
     waits = _takeover_waits(local, metadata, age)
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
@@ -202,7 +203,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
     services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
-    topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
+    topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
     nursery.start_soon(view.run)
@@ -211,13 +212,14 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(producer_ids.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
     signs = SignsOfLife(settings.host, links.calls, links.is_reachable, nursery.start_soon)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id, signs.wait)
+    node_id, members = settings.node_id, lambda: view.members
+    placement = Placement(host, members, addresses, topics.groups_topic, node_id, signs.wait, topics)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
-    engine = ClusterEngine(local.engine, topics, reads, own.bursts)
-    owners = OwnerCalls(host, links.calls)
+    engine, owners = ClusterEngine(local.engine, topics, reads, own.bursts), OwnerCalls(host, links.calls)
     groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
     holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream, metadata)
@@ -233,7 +235,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata)
+    slots = _ask_for_slots(host, metadata, links, membership, nursery)
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
@@ -275,6 +278,16 @@ def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, l
     local.nursery.start_soon(coordinator.run)
     local.nursery.start_soon(requests.run)
     return coordinator
+
+
+def _ask_for_slots(
+    host: ClusterHost, metadata: MetadataStore, links: HostLinks, membership: Membership, nursery: trio.Nursery
+) -> SlotCounter:
+    """Have copies to this host ask whoever leads for leave to be fast, and this host answer when it leads."""
+    slots = SlotCounter(host, lambda: membership.lease_for_s)
+    links.calls.handle(ASK_SLOTS, slots.serve)
+    nursery.start_soon(SlotRequests(host, metadata, links.calls).run)
+    return slots
 
 
 START: Final[StartCluster] = start_cluster

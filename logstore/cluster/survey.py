@@ -284,7 +284,7 @@ class Survey:
             owner=owner,
             address="" if host is None else addresses.get(host.node_id, ""),
             epoch=0 if known is None else known.head.epoch,
-            copies=topic.replicas if known is None else known.head.copies,
+            copies=topic.replicas if known is None else max(topic.replicas, known.head.copies),
             replicas=tuple(member.host for member in members),
             away=tuple(member.host for member in members if not self.is_alive(member)),
             chunks=counts.chunks[stream],

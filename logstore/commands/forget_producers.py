@@ -8,6 +8,7 @@ Invariants:
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import Final
 
 from logstore.client.admin import Admin
@@ -18,6 +19,8 @@ from logstore.commands.places import streams_of
 from logstore.errors import NoCluster, NothingLost
 from logstore.format.host_summaries import PlaceSummary, WaitSummary
 
+NO_CHUNK: Final = 0
+"""An epoch that no chunk has."""
 LOST: Final = (
     "What is lost: no record but those that cannot be read anyway; reads of them fail as before, until they are back "
     "or trimmed."
@@ -59,6 +62,8 @@ def forget_producers(client: Client, arguments: argparse.Namespace) -> int:
     admin = Admin(client)
     waits = _place(admin, stream).waits
     if not waits:
+        with suppress(NothingLost):  # who lacks the right is told that, and not what the stream waits for
+            admin.forget_producers(stream, NO_CHUNK, even_if_away=False, repeat_epochs=False)
         raise NothingLost(f"{stream} waits for nothing that cannot be read; nothing was changed")
     if not _is_confirmed(text, arguments, stream, waits[0]):
         print("nothing was changed", file=sys.stderr)

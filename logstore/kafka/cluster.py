@@ -2,7 +2,8 @@
 
 Invariants: the answers are those of a Kafka cluster of one node. It leads every partition, so that no election is
 needed; it is a quorum of one; a partition's only replica is on it, in its only directory, so that a reassignment to it
-changes nothing, and any other is refused. There is no log of metadata as Kafka has it: the quorum's offsets are 0.
+changes nothing, and any other is refused. In a cluster a reassignment gives a topic more copies, wherever they go.
+There is no log of metadata as Kafka has it: the quorum's offsets are 0.
 
 Sources: Kafka protocol guide; KIP-460 (ElectLeaders), KIP-595 and KIP-853 (DescribeQuorum), KIP-455 (reassignments),
 KIP-113 (AlterReplicaLogDirs), KIP-1142 (ListConfigResources).
@@ -125,11 +126,18 @@ class ClusterHandlers:
 
     # ---- where replicas are
 
-    async def alter_partition_reassignments(self, request: Any, _: Caller) -> ResponsePayload:
-        """AlterPartitionReassignments 0 and 1: to this node changes nothing, to others is refused."""
+    async def alter_partition_reassignments(self, request: Any, caller: Caller) -> ResponsePayload:
+        """AlterPartitionReassignments 0 and 1: to this node changes nothing, to others is refused. In a cluster all
+        partitions of a topic, with as many nodes each as it is to have copies, raise that number, wherever these go.
+        """
         responses: list[Mapping[str, Any]] = []
         for topic in request.topics:
             partitions: list[Mapping[str, Any]] = []
+            raised = await self._raised(topic, caller)
+            if raised is not None:
+                partitions = [{"partition_index": part.partition_index, **raised} for part in topic.partitions]
+                responses.append({"name": topic.name, "partitions": partitions})
+                continue
             for part in topic.partitions:
                 await self._pace.step()
                 outcome = self._missing(topic.name, part.partition_index) or self._reassigned(part.replicas)
@@ -144,6 +152,29 @@ class ClusterHandlers:
                 "responses": responses,
             },
         )
+
+    async def _raised(self, asked: Any, caller: Caller) -> Mapping[str, Any] | None:
+        """The outcome for all partitions of a topic, if they are to have more copies; None: they are not."""
+        placement, topic = self._broker.placement, self._broker.engine.store.topics.get(asked.name)
+        copies, parts = None if placement is None else placement.topics, asked.partitions
+        sizes = {0 if part.replicas is None else len(part.replicas) for part in parts}
+        if placement is None or copies is None or topic is None or len(sizes) != 1:
+            return None
+        if min(sizes) <= copies.copies(asked.name):
+            return None
+        if sorted(part.partition_index for part in parts) != list(range(len(topic.partitions))):
+            message = f"name all {len(topic.partitions)} partitions: the number of copies is that of the topic"
+            return {"error_code": ErrorCode.invalid_replica_assignment, "error_message": message}
+        known = {node.node_id for node in placement.nodes(caller.advertised_host, caller.advertised_port)}
+        for part in parts:
+            if len({*part.replicas} & known) < len(part.replicas):
+                message = f"replicas={list(part.replicas)[:10]}: the hosts that live, {sorted(known)[:10]}, once each"
+                return {"error_code": ErrorCode.invalid_replica_assignment, "error_message": message}
+        try:
+            await self._broker.engine.wait(copies.raise_replicas(asked.name, min(sizes)))
+        except CairnError as error:
+            return {"error_code": error_code(error), "error_message": str(error)}
+        return {"error_code": ErrorCode.none, "error_message": None}
 
     def _reassigned(self, replicas: Sequence[int] | None) -> Mapping[str, Any]:
         """The outcome for a partition; None instead of replicas cancels a reassignment, and none is under way."""

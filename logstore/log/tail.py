@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from logstore.format.batch import HEADER_BYTES
 
-ENTRY_OVERHEAD_BYTES = 300
-"""Memory of an entry beside its bytes; counted so that many small batches cannot exceed the bound."""
+ENTRY_OVERHEAD_BYTES = 700
+"""Memory of an entry beside its bytes, as measured: two objects for the buffer, two for its view, the entry, its
+offsets, its place in the order. It is counted so that many small batches do not exceed the bound."""
 _COMPACT_AT = 256
 
 

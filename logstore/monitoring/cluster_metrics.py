@@ -46,11 +46,12 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
     ),
     ClusterMetricEntry(
         "kafka_server_replicamanager_underreplicatedpartitions", "gauge", (),
-        "streams of this host whose open chunk has fewer live copies than wanted", _one(lambda x: x.short_streams),
+        "streams of this host whose newest chunk has fewer live copies than wanted, or that refuse producers, also "
+        "while they take nothing behind a takeover", _one(lambda x: x.short_streams),
     ),
     ClusterMetricEntry(
         "kafka_server_replicamanager_underminisrpartitioncount", "gauge", (),
-        "streams of this host with fewer live copies of the open chunk than `min.insync.replicas`, or that refuse "
+        "streams of this host with fewer live copies of the newest chunk than `min.insync.replicas`, or that refuse "
         "producers because a member confirms nothing", _one(lambda x: x.under_min_streams),
     ),
     ClusterMetricEntry(
@@ -79,6 +80,12 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
                        _one(lambda x: int(x.copies.is_unplanned))),
     ClusterMetricEntry("cairn_copy_coordinator", "gauge", (), "1: this host plans the copies of the cluster",
                        _one(lambda x: int(x.copies.is_coordinator))),
+    ClusterMetricEntry("cairn_copy_slots", "gauge", (),
+                       "hosts from which copies come here as fast as appends let them, by the coordinator of "
+                       "checkpoints", _one(lambda x: x.copies.slots)),
+    ClusterMetricEntry("cairn_copy_slots_waiting", "gauge", (),
+                       "hosts from which copies come here at the least rate: checkpoints, or other copies, are first",
+                       _one(lambda x: x.copies.slots_waiting)),
     ClusterMetricEntry("cairn_copied_bytes_total", "counter", (), "bytes of chunks that were copied to this host",
                        _one(lambda x: x.copies.made_bytes)),
     ClusterMetricEntry("cairn_copies_served_bytes_total", "counter", (), "bytes of chunks that were copied from it",
@@ -87,7 +94,8 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
                        "streams that this host became the owner of after another owner, or its own last life",
                        _one(lambda x: x.takeovers)),
     ClusterMetricEntry("cairn_waiting_takeovers", "gauge", (),
-                       "streams of this host that wait for a chunk that cannot be read: a takeover, or an epoch",
+                       "streams of this host that wait for a chunk that cannot be read, a takeover or an epoch, and "
+                       "those whose takeover waits for members",
                        _one(lambda x: x.waiting_takeovers)),
     ClusterMetricEntry("cairn_link_up", "gauge", _HOST, "1: messages to the host are sent now",
                        _by_host(lambda x: int(x.is_up))),

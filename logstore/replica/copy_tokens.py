@@ -94,6 +94,8 @@ class CopyTokens:
         self._waiting: dict[str, CopyWish] = {}
         self._shared: dict[str, _SharedGo] = {}
         """Of streams with a go from the plan."""
+        self._last: set[str] = set()
+        """Of streams with a go: those whose chunk has one copy left."""
         self._targets: Counter[str] = Counter()
         """How many of both each host is to get: asked for with each choice of a target, of which there are thousands
         when a host is lost.
@@ -127,6 +129,10 @@ class CopyTokens:
                 found[copy.target] -= 1
         return found
 
+    def last_copies(self) -> set[tuple[str, str]]:
+        """Source and target of copies that are made of chunks with one copy left."""
+        return {(go.source, go.target) for stream in self._last if (go := self._held[stream]).source}
+
     def take(self, stream: str, wish: CopyWish) -> CopyGo | None:
         """The stream's go for what it wishes; None: it waits for one."""
         held = self._held.get(stream)
@@ -158,6 +164,7 @@ class CopyTokens:
         shared = self._shared.pop(stream, None)
         if shared is not None:
             shared.streams.discard(stream)
+        self._last.discard(stream)
         if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return
         if shared is None or not shared.streams:
@@ -213,6 +220,10 @@ class CopyTokens:
         source = source or (wish.sources[0] if wish.sources else "")
         go = CopyGo(wish.epoch, wish.target, source)
         self._note(self._held, stream, go)
+        if wish.live <= 1 and not wish.is_move:
+            self._last.add(stream)
+        else:
+            self._last.discard(stream)
         return go
 
     def _note(self, copies: dict[str, C], stream: str, copy: C | None) -> bool:

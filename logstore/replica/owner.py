@@ -28,6 +28,7 @@ KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch withou
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
@@ -92,7 +93,7 @@ class Owner:
         self._live: tuple[Member, ...] = ()
         self._swap: SwapInFlight | None = None
         self._fencing: Fencing | None = None
-        self._sent_ms = self._since_ms = 0
+        self._sent_ms = self._since_ms = self._copies = 0
         self._required: int | None = None
         self._reports = OwnerReports(stream, self.limits.suspect_ms)
         self._written_ms = written_ms
@@ -109,11 +110,11 @@ class Owner:
         """A chunk is full at this size from now on."""
         self._appending.end.chunk_bytes = chunk_bytes
 
-    def require(self, min_copies: int, now_ms: int) -> list[Effect]:
-        """Chunks that are opened from now on have so many members at least."""
-        if self._required == min_copies:
+    def require(self, min_copies: int, now_ms: int, copies: int = 0) -> list[Effect]:
+        """Chunks opened from now on have so many members at least; `copies` are wanted, if more than registered."""
+        if (self._required, self._copies) == (min_copies, copies):
             return []
-        self._required = min_copies
+        self._required, self._copies = min_copies, copies
         return self._advance(now_ms)
 
     @property
@@ -127,7 +128,12 @@ class Owner:
     def min_copies(self) -> int:
         """Without that many members no chunk is opened: as the topic says now, or else the registration."""
         least = self.registration.min_copies if self._required is None else self._required
-        return min(least, self.registration.copies)
+        return min(least, self._wanted.copies)
+
+    @property
+    def _wanted(self) -> StreamRegistration:
+        """The registration, with as many copies as the topic wants now: registered with the next chunk."""
+        return replace(self.registration, copies=max(self.registration.copies, self._copies))
 
     @property
     def high_watermark(self) -> int:
@@ -412,7 +418,7 @@ class Owner:
         if has_hosts and is_safe:
             self._step(OwnerEvent.OPEN)
             members = self._repair.placing.members(self.stream, following)
-            return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
+            return self._swap_in(self._wanted.opened(members, self._end_offset()), now_ms)
         effects: list[Effect] = []
         if not has_hosts:
             effects = self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
@@ -428,7 +434,7 @@ class Owner:
 
     def _next_set(self, now_ms: int) -> NextSet:
         """Who may be in the set of the next chunk, and how many are to be; no suspects."""
-        copies, least, able = self.registration.copies, self.min_copies, self._suspects.able(self._live)
+        copies, least, able = self._wanted.copies, self.min_copies, self._suspects.able(self._live)
         usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
         return self._repair.placing.next_set(self.me.host, able, usable, copies, least)
 
@@ -591,4 +597,4 @@ class Owner:
 
     def _rolled_registration(self, members: tuple[Member, ...]) -> StreamRegistration:
         holders, doubtful = self._appending.holders()
-        return self.registration.rolled(self.acked, holders, doubtful, members, self._written_ms())
+        return self._wanted.rolled(self.acked, holders, doubtful, members, self._written_ms())

@@ -28,21 +28,12 @@ from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from scheduler.coordinator.errors import StartError
+from scheduler.coordinator.front_settings import DEFAULT_LISTEN, Security, read_token, server_tls
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.network_file import NetworkFile
-from scheduler.coordinator.running import (
-    DEFAULT_LISTEN,
-    PLANNERS,
-    RunningCoordinator,
-    Security,
-    ServeSettings,
-    make_planner,
-    opened,
-    read_token,
-    serve,
-    server_tls,
-)
+from scheduler.coordinator.planners import PLANNERS, make_planner
+from scheduler.coordinator.running import RunningCoordinator, ServeSettings, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import Mode, Settings
 
@@ -124,8 +115,9 @@ def main(arguments: argparse.Namespace) -> int:
         seed = SystemRandom().getrandbits(64) if arguments.seed is None else arguments.seed
         clock = SystemClock()
         reporter = Reporter(clock)
-        network = NetworkFile(arguments.topology, partial(make_planner, arguments.planner), reporter)
-        topology, planner = network.read()
+        network = NetworkFile(arguments.topology, reporter)
+        topology = network.read()
+        planner = make_planner(settings.planner, topology)
         environment = CoordinatorEnvironment(topology, planner, clock, Random(seed), reporter)  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
@@ -171,6 +163,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
             max_connections_per_address=arguments.max_connections_per_address,
         ),
         security,
+        arguments.planner,
     )
 
 

@@ -4,13 +4,15 @@ The sidecar imports this module only if its settings ask for a coordinator; it u
 `stand_by_in` with `ClusterSide` and `DATABASE` in a cluster, `Access`, `Refused`, and the result's `address`,
 `look_again`, `resign` and `drain`.
 
-Invariant: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`.
+Invariants: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`. A host
+that stands by has loaded nothing that plans; where a package is missing that plans, this module cannot be imported.
 """
 
-from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
@@ -19,20 +21,19 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from scheduler.coordinator.front_settings import DATABASE as DATABASE
+from scheduler.coordinator.front_settings import FrontSettings, Security, read_token
 from scheduler.coordinator.network_file import NetworkFile
-from scheduler.coordinator.running import DATABASE as DATABASE
-from scheduler.coordinator.running import (
-    RunningCoordinator,
-    Security,
-    ServeSettings,
-    make_planner,
-    opened,
-    read_token,
-    serve,
-)
-from scheduler.coordinator.service import CoordinatorEnvironment
+from scheduler.coordinator.standby.interface import StandbyEnvironment
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy, stand_by
 
+if TYPE_CHECKING:
+    from scheduler.coordinator.running import RunningCoordinator
+
+ALONE_ROOM: Final = "scheduler.coordinator.embedded_alone"
+for _package in ("numpy", "numba"):
+    if find_spec(_package) is None:  # a host that stands by loads it when it leads, and shall not miss it then
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 Refused = CairnError
 """What `start` and `stand_by_in` raise besides OSError: one clear line says what to change."""
 
@@ -53,12 +54,12 @@ async def start(
     report: Report,
     access: Access,
     *,
-    task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus["RunningCoordinator"] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
     environment, settings, network = await _prepare(topology, listen, report, access)
-    with opened(data_dir) as metadata:
-        await serve(environment, metadata, settings, network, task_status=task_status)
+    room: Any = import_module(ALONE_ROOM)
+    await room.serve_alone(environment, settings, network, data_dir, task_status=task_status)
 
 
 async def stand_by_in(
@@ -80,13 +81,12 @@ async def stand_by_in(
 
 async def _prepare(
     topology: Path, listen: Address, report: Report, access: Access
-) -> tuple[CoordinatorEnvironment, ServeSettings, NetworkFile]:
+) -> tuple[StandbyEnvironment, FrontSettings, NetworkFile]:
     """Raises Refused, OSError."""
     token = None if access.token_file is None else read_token(access.token_file)
-    settings = ServeSettings(listen, security=Security(token, access.tls, access.insecure))
+    settings = FrontSettings(listen, security=Security(token, access.tls, access.insecure))
     settings.security.check(settings.listen)
-    network = NetworkFile(topology, partial(make_planner, None), report)
+    network = NetworkFile(topology, report)
     first = await trio.to_thread.run_sync(network.read)
     random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
-    environment = CoordinatorEnvironment(first.topology, first.planner, SystemClock(), random, report)
-    return environment, settings, network
+    return StandbyEnvironment(first, SystemClock(), random, report), settings, network

@@ -98,6 +98,10 @@ class Hosts:
         """The record of a host of the topology."""
         return self._records.get(name) or HostRecord(name)
 
+    def is_known(self, name: str) -> bool:
+        """Whether the topology has this host."""
+        return name in self._addresses
+
     def has_left(self, name: str) -> bool:
         """Whether the topology had this host, and has it no more."""
         return name in self._left

@@ -1,18 +1,21 @@
 """Counters and gauges in Prometheus' text format.
 
-Invariants: names start with `cairn_coordinator_`; label values are bounded in number: states, kinds, operations.
+Invariants: names start with `cairn_coordinator_`; label values are bounded in number: states, kinds, operations. A host
+that stands by loads nothing that plans for its own metrics.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from logstore.base import prometheus
 from logstore.base.histogram import Histogram
 from logstore.base.prometheus import Metric, Sample, histogram_samples
-from scheduler.coordinator.service import Coordinator
+
+if TYPE_CHECKING:
+    from scheduler.coordinator.service import Coordinator
 
 PREFIX = "cairn_coordinator_"
 
@@ -29,7 +32,7 @@ class Traffic(Protocol):
         ...
 
 
-def text(coordinator: Coordinator, traffic: Traffic) -> str:
+def text(coordinator: "Coordinator", traffic: Traffic) -> str:
     """All metrics of a coordinator that plans."""
     return prometheus.text(chain(_plan_metrics(coordinator), _host_metrics(traffic, leads=True)))
 
@@ -43,7 +46,7 @@ def standby_text(traffic: Traffic, *, awaits_state: bool, network_differs: bool)
     return prometheus.text(chain(_host_metrics(traffic, leads=False), beside))
 
 
-def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:
+def _plan_metrics(coordinator: "Coordinator") -> Iterable[Metric]:
     status, journal = coordinator.status(), coordinator.journal
     states = Counter(str(entry.state) for entry in coordinator.registry.requests.values())
     hosts = coordinator.hosts.known()
@@ -64,6 +67,12 @@ def _plan_metrics(coordinator: Coordinator) -> Iterable[Metric]:
     yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.registry.waiting)
     yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.registry.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
+    going, waiting = coordinator.copy_slots.counts
+    yield _metric(
+        "copy_slots", "gauge", "pairs of hosts between which copies of log chunks may be fast, or wait for that",
+        [({"state": "going"}, going), ({"state": "waiting"}, waiting)],
+    )  # fmt: skip
+    yield _counter("copy_slots_total", "slots told for copies of log chunks", coordinator.copy_slots.told)
     yield _metric(
         "hosts", "gauge", "hosts that registered or were lost",
         [({"state": "registered"}, sum(host.registered for host in hosts)),

@@ -17,9 +17,6 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from scheduler.coordinator.errors import StoreError
 from scheduler.coordinator.log_events import TOPOLOGY_LOADED, TOPOLOGY_UNUSABLE
-from scheduler.coordinator.warm_up import warm_up_planner
-from scheduler.peace.online.records import EventOutcome
-from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 from scheduler.topology.description import load_topology
 
@@ -29,25 +26,24 @@ UNUSABLE: Final = (CairnError, OSError, ArithmeticError, ValueError)
 _Stamp = tuple[int, int, int]
 
 
-class PlannedNetwork(NamedTuple):
-    """What is planned on, and by whom."""
+class NetworkOutcome(NamedTuple):
+    """What a new network did: the chunks that were revoked, and the requests that ended."""
 
-    topology: Topology
-    planner: Planner
+    revoked: int = 0
+    requests_ended: int = 0
 
 
-Apply = Callable[[Topology, Planner], Awaitable[EventOutcome]]
-"""Goes on with a network; returns what came of it. Raises StoreError if it cannot now, PlanNotMoved if never."""
+Apply = Callable[[Topology], Awaitable[NetworkOutcome]]
+"""Goes on with a network; returns what came of it. Raises StoreError if it cannot now, CairnError if never."""
 
 
 class NetworkFile:
-    """See the module. `make_planner` makes the planner of a network."""
+    """See the module."""
 
-    def __init__(self, path: Path, make_planner: Callable[[Topology], Planner], report: Report) -> None:
+    def __init__(self, path: Path, report: Report) -> None:
         self._path = path
-        self._make_planner = make_planner
         self._report = report
-        self._current: PlannedNetwork | None = None
+        self._current: Topology | None = None
         self._taken: _Stamp | None = None
         """Of the file as it was read last."""
         self._seen: _Stamp | None = None
@@ -55,10 +51,10 @@ class NetworkFile:
         self._wanted = trio.Event()
         self._problem = ""
 
-    def read(self) -> PlannedNetwork:
+    def read(self) -> Topology:
         """Read it now, as the network to begin with; blocks. Raises CairnError, OSError."""
         self._taken = self._stamp()
-        self._current = self._load()
+        self._current = load_topology(self._path)
         return self._current
 
     def look_again(self) -> None:
@@ -93,19 +89,17 @@ class NetworkFile:
         if not is_wanted and (self._seen == self._taken or self._seen != before):
             return
         self._taken = self._seen
-        network = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
+        topology = await trio.to_thread.run_sync(load_topology, self._path, abandon_on_cancel=True)
         self._problem, current = "", self._current
-        if current is not None and _values(network.topology) == _values(current.topology):
+        if current is not None and _values(topology) == _values(current):
             if is_wanted:
-                self._say(network.topology, network.topology, EventOutcome())
+                self._say(topology, topology, NetworkOutcome())
             return
-        if current is None or type(network.planner) is not type(current.planner):
-            await warm_up_planner(network.planner, self._report)
-        outcome = await apply(*network)
-        self._current = network
-        self._say(network.topology if current is None else current.topology, network.topology, outcome)
+        outcome = await apply(topology)
+        self._current = topology
+        self._say(topology if current is None else current, topology, outcome)
 
-    def _say(self, before: Topology, after: Topology, outcome: EventOutcome) -> None:
+    def _say(self, before: Topology, after: Topology, outcome: NetworkOutcome) -> None:
         self._report(
             TOPOLOGY_LOADED,
             topology=after.name,
@@ -113,17 +107,13 @@ class NetworkFile:
             hosts_new=len(set(after.index) - set(before.index)),
             hosts_gone=len(set(before.index) - set(after.index)),
             changed=_values(before) != _values(after),
-            revoked=len(outcome.revoked),
-            requests_ended=len(outcome.given_up),
+            revoked=outcome.revoked,
+            requests_ended=outcome.requests_ended,
         )
 
     def _stamp(self) -> _Stamp:
         found = self._path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def _load(self) -> PlannedNetwork:
-        topology = load_topology(self._path)
-        return PlannedNetwork(topology, self._make_planner(topology))
 
 
 def _values(topology: Topology) -> tuple[object, ...]:

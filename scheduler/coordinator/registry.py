@@ -184,8 +184,10 @@ class RequestRegistry:
         return sorted(found, key=lambda record: record.since_ms)
 
     def extend_deadlines(self, more_ms: int) -> None:
-        """Extend the deadlines of all chunks in flight by the time in which no report could be received."""
+        """Extend the deadlines of all writers and chunks in flight by the time in which no report could be received."""
         self._granted_ms = {key: self._granted_ms.get(key, 0) + more_ms for key in self.running}
+        for entry in self.requests.values():
+            entry.heard_ms += more_ms
 
     def restart_deadlines(self, now_ms: int) -> None:
         """Restart the deadlines of all chunks in flight: the coordinator was not running."""

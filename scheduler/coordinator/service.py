@@ -22,6 +22,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.fields import shown
 from scheduler.coordinator.checkpoints.service import CheckpointService
+from scheduler.coordinator.copy_slots import CopySlots
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, PlanNotMoved, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
@@ -114,6 +115,7 @@ class Coordinator:
         self._scheduler = OnlineScheduler(
             environment.topology, environment.planner, self._scheduling, environment.random
         )
+        self.copy_slots = CopySlots(lambda event: self._change(lambda: event(self._scheduler)), self.now_ms)
         self._started_s = environment.clock.monotonic_s()
         self._base_ms = environment.clock.wall_ms()
         self._stopping = False
@@ -210,25 +212,19 @@ class Coordinator:
             if late_ms > self.settings.host_deadline_ms // 4:
                 # This process was stopped, or the machine was busy: keep-alives of that time were not received.
                 self.hosts.extend_deadlines(late_ms)
-                self._extend_writer_deadlines(late_ms)
+                self.registry.extend_deadlines(late_ms)
             if self._inconsistent is not None:
                 await self._rebuild()
             if self.journal.obstacle is not None:
                 self.hosts.extend_deadlines(passed_ms)  # nothing is answered, keep-alives neither
             if self.failing is not None:
-                self._extend_writer_deadlines(passed_ms)  # reports could not be stored, and were refused
+                self.registry.extend_deadlines(passed_ms)  # reports could not be stored, and were refused
                 continue
             self._plan_gathered()  # events that were due while the store failed
             try:
                 self._check_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
                 self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
-
-    def _extend_writer_deadlines(self, more_ms: int) -> None:
-        """Extend the writers' deadlines by the time in which their calls could not be stored."""
-        self.registry.extend_deadlines(more_ms)
-        for entry in self.registry.requests.values():
-            entry.heard_ms += more_ms
 
     def _check_deadlines(self, now_ms: int) -> None:
         settings = self.settings
@@ -239,6 +235,7 @@ class Coordinator:
             self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
         for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
+        self.copy_slots.end_over()
         self._report_unreachable()
         self.room.look()
         is_full = self.room.left_bytes < NEARLY_FULL_BYTES
@@ -515,15 +512,15 @@ class Coordinator:
         return outcome
 
     async def _wait_durable(self) -> None:
-        """Wait until the changes are planned and durable. Raises StoreError if they cannot be stored.
+        """Wait until the changes are planned and durable. Raises StoreError if they cannot be stored."""
+        await self.planned()
+        await self.journal.durable()
 
-        The wait for the plan is bounded: its timer may be late, or the store may fail. The plan's starts come as
-        events.
-        """
+    async def planned(self) -> None:
+        """Wait for the plan, for a bounded time: its timer may be late, or the store may fail."""
         if self._scheduler.plan_at_ms is not None:
             with trio.move_on_after(self._scheduling.gather_ms / 1000 + PLAN_PATIENCE_S):
                 await self._planned.wait()
-        await self.journal.durable()
 
     def _schedule_plan(self) -> None:
         """Set the timer of the next plan, or wake the waiters if there is none to make."""
@@ -535,7 +532,7 @@ class Coordinator:
 
     async def _rebuild(self) -> None:
         """Rebuild the plan from the store, after an event that failed in the middle."""
-        if self.environment.clock.monotonic_s() < self._rebuild_at_s:
+        if self.environment.clock.monotonic_s() < self._rebuild_at_s or self.copy_slots.left_ms:
             return
         environment, now_ms = self.environment, self.now_ms()
         try:
@@ -552,6 +549,7 @@ class Coordinator:
             return
         self.registry.replace_with(stored, now_ms)
         self.registry.restart_deadlines(now_ms)
+        self.copy_slots.forget()
         self._scheduler, self._inconsistent, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
         environment.report(PLAN_REBUILT, requests=self.registry.live)
@@ -560,6 +558,7 @@ class Coordinator:
 
     def _commit(self, outcome: EventOutcome, extra: list[Change] | None = None) -> None:
         """Record the effects of an event, and notify the writers concerned when they are durable."""
+        outcome = self.copy_slots.apart(outcome)
         changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}
         for record in outcome.changed:

@@ -23,7 +23,8 @@ from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
 from scheduler.coordinator.metadata.interface import BlockingMetadata
-from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.planners import make_planner
+from scheduler.coordinator.running import RunningCoordinator, ServeSettings, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology

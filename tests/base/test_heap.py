@@ -1,4 +1,4 @@
-"""Memory that is free goes back to the operating system, once for each time that there is much of it."""
+"""Memory that is free, and code that does not run, go back to the operating system."""
 
 from __future__ import annotations
 
@@ -35,3 +35,33 @@ def test_holes_between_what_stays_are_given_back() -> None:
     """
     found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False", "True", "False", "False", "True"]
+
+
+CODE_SCRIPT = """
+import llvmlite.binding as llvm
+
+llvm.initialize_native_target()
+llvm.initialize_native_asmprinter()
+from logstore.base.heap import give_back_code
+
+def resident_bytes():
+    return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+def compiled():
+    target = llvm.Target.from_default_triple().create_target_machine()
+    module = llvm.parse_assembly("define i32 @one() { ret i32 1 }")
+    return target.emit_object(module)
+
+before, full = compiled(), resident_bytes()
+assert give_back_code("libnothing") == 0
+assert give_back_code("libllvmlite") > 10_000_000
+print(full - resident_bytes(), compiled() == before)
+"""
+
+
+def test_code_that_does_not_run_is_given_back() -> None:
+    """Of a large library most of what was read for its code goes, and the library still works."""
+    found = subprocess.run([sys.executable, "-c", CODE_SCRIPT], capture_output=True, text=True, check=True)
+    given_bytes, still_works = found.stdout.split()
+    assert int(given_bytes) > 5_000_000
+    assert still_works == "True"

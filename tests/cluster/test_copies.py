@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import trio
 
+from logstore.base.copy_slots import SlotAnswer
 from logstore.cluster.copies.copy_flow import PIECE_S, CopyFlow
 from logstore.cluster.copies.copy_pace import (
     BESIDE_S,
@@ -17,6 +18,7 @@ from logstore.cluster.copies.copy_pace import (
     CopyPace,
     CopyRates,
 )
+from logstore.cluster.copies.copy_speed import AWAY_S, CopySpeed
 from logstore.cluster.host import ClusterHost
 from logstore.log.journal import JournalLimits
 from logstore.replica.messages import ReadEntries
@@ -274,3 +276,91 @@ def test_a_producer_does_not_feel_copies() -> None:
 
     limits = replace(LIMITS, chunk_bytes=200_000)
     simulated(test, "a", "b", "c", limits=limits)
+
+
+# ---- slots
+
+
+def copied(flow: CopyFlow, source: str, now_s: float, seconds: float) -> int:
+    """How much comes from a host within some seconds, whose pieces arrive and are durable after a millisecond."""
+    end_s, done = now_s + seconds, 0
+    while now_s < end_s:
+        flow.ask(source, piece(ord(source)))
+        for asked in flow.due(now_s):
+            size = asked.message.max_bytes
+            flow.arrived("t/0", asked.message.epoch, now_s)
+            flow.ended("t/0", asked.message.epoch, size, now_s + 0.001)
+            done += size
+        now_s += 0.001
+    return done
+
+
+def test_without_a_slot_copies_have_the_least_rate() -> None:
+    """With appends or without, from all hosts without a slot together; one with a slot is as fast as before."""
+    pace = CopyPace(CopyRates(1 << 20, 1 << 30))
+    flow = CopyFlow(pace)
+    assert copied(flow, "a", 0.0, 1.0) > 500 << 20
+    flow.speed.begin()
+    slow = copied(flow, "a", 2.0, 8.0)
+    assert 7 << 20 <= slow <= 10 << 20
+    assert copied(flow, "b", 10.0, 4.0) <= 6 << 20
+    flow.speed.answered(SlotAnswer({"b": 1_000}, ()), "b", 20.0)
+    assert copied(flow, "b", 20.0, 0.5) > 250 << 20
+    assert copied(flow, "a", 20.0, 0.5) <= 2 << 20
+    assert copied(flow, "b", 21.0, 1.0) <= 3 << 20, "the slot has ended"
+    flow.speed.answered(SlotAnswer({}, ("a",)), "a", 30.0)
+    assert copied(flow, "a", 30.0, 0.5) > 250 << 20, "the coordinator does not plan it"
+
+
+def test_a_piece_that_a_stream_waits_for_needs_no_slot() -> None:
+    """Its delay is an outage."""
+    flow = CopyFlow(CopyPace())
+    flow.speed.begin()
+    flow.ask("a", piece(1))
+    assert len(flow.due(0.0)) == 1
+    flow.arrived("t/0", 1, 0.0)
+    flow.ended("t/0", 1, 64 << 20, 0.0)
+    flow.ask("a", piece(2))
+    flow.ask("b", piece(3, is_urgent=True))
+    assert [asked.message.epoch for asked in flow.due(0.1)] == [3]
+    wait_s = flow.wait_s(0.1)
+    assert wait_s is not None
+    assert 0 < wait_s <= PIECE_S
+
+
+def test_what_is_held_back_does_not_grow_beyond_what_has_flowed() -> None:
+    """Beside appends that nothing harms the rate grows to twice the least, and with a slot as ever."""
+    pace = CopyPace(CopyRates(1 << 20, 1 << 30))
+    now_s = calm(pace)
+    for _ in range(2_000):
+        now_s += 0.005
+        pace.piece_begun()
+        pace.append_begun(now_s)
+        pace.append_durable(now_s, now_s + 0.001)
+        pace.piece_ended(1 << 10, now_s, now_s, is_fast=False)
+    assert pace.rate(now_s) == 2 << 20
+    assert pace.is_held_back(now_s)
+    for _ in range(500):
+        now_s += 0.005
+        pace.piece_begun()
+        pace.append_begun(now_s)
+        pace.append_durable(now_s, now_s + 0.001)
+        pace.piece_ended(1 << 10, now_s, now_s)
+    assert pace.rate(now_s) > 4 << 20
+
+
+def test_when_nobody_answers_copies_are_fast_after_a_while() -> None:
+    """Each leader that gives no answer has AWAY_S, once; where nobody gives slots copies are fast at once."""
+    speed = CopySpeed()
+    speed.begin()
+    for at_s in (0.0, 4.0, 8.0, 9.9):
+        speed.unanswered(7, at_s)
+        assert not speed.may_be_fast("a", at_s)
+    speed.unanswered(7, AWAY_S)
+    assert speed.may_be_fast("a", AWAY_S)
+    speed.unanswered(7, 100.0)
+    assert speed.may_be_fast("a", 100.0), "it is away as before"
+    speed.unanswered(8, 100.5)
+    assert speed.may_be_fast("a", 100.5) is False, "another one has led since"
+    speed.nobody_gives()
+    assert speed.may_be_fast("a", 101.0)

@@ -83,6 +83,21 @@ def test_with_a_plan_goes_come_from_it_alone() -> None:
     assert tokens.counts == (1, 1)
 
 
+def test_copies_of_last_copies_are_known_while_they_are_made() -> None:
+    """Of chunks with one live copy, from their go to their end; moves, and what asks nobody, are none."""
+    tokens = CopyTokens(9)
+    for stream, live, is_move in (("one", 1, False), ("two", 2, False), ("move", 1, True)):
+        tokens.take(stream, CopyWish(1, f"target of {stream}", ("a", "b"), live, is_move))
+    tokens.take("nothing to move", CopyWish(1, "t", (), 1))
+    assert tokens.last_copies() == {("a", "target of one")}
+    tokens.take("one", CopyWish(2, "target of one", ("a", "b"), 2))
+    assert tokens.last_copies() == set()
+    tokens.take("one", CopyWish(3, "target of one", ("b",), 1))
+    assert tokens.last_copies() == {("b", "target of one")}
+    tokens.made("one")
+    assert tokens.last_copies() == set()
+
+
 SMALL_BYTES = 100_000
 SMALL = wish()._replace(size_bytes=SMALL_BYTES)
 

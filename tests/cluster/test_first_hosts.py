@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from kio.schema.errors import ErrorCode
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
@@ -15,6 +16,7 @@ from logstore.errors import CairnError
 from logstore.format.host_summaries import PlaceSummary
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.cluster.places import SHORT_S, is_whole
+from tests.kafka.wire_client import WireClient
 from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
@@ -74,3 +76,24 @@ def test_topics_get_their_copies_without_anybody(tmp_path: Path) -> None:
         assert producer.flush(PATIENCE_S) == 0
         for topic in ("early", "late"):
             wait_place(a, topic, lambda place: is_whole(place, "abc") and place.min_copies == 2)
+
+
+def test_a_topic_with_one_copy_gets_two_more(tmp_path: Path) -> None:
+    """By AlterPartitionReassignments: of all its partitions, with as many hosts as it is to have copies."""
+    with Cluster(tmp_path) as cluster:
+        a = next(iter(cluster))
+        with Client(parse_addresses(a.address), limit_s=PATIENCE_S) as client:
+            client.create_topic("one", 1, {}, 1)
+        assert begin_record(a, "one").flush(PATIENCE_S) == 0
+        wait_place(a, "one", lambda place: (place.copies, len(place.replicas)) == (1, 1))
+        with WireClient(int(a.address.rpartition(":")[2])) as wire:
+
+            def asked(*replicas: int) -> ErrorCode:
+                parts = [{"partition_index": 0, "replicas": replicas}]
+                answer = wire.request(45, 0, topics=[{"name": "one", "partitions": parts}])
+                return ErrorCode(answer.responses[0].partitions[0].error_code)
+
+            for wrong in ((1, 1), (1, 9), (2,)):
+                assert asked(*wrong) is ErrorCode.invalid_replica_assignment
+            assert asked(3, 2, 1) is ErrorCode.none
+        wait_place(a, "one", lambda place: is_whole(place, "abc") and (place.copies, place.min_copies) == (3, 2))

@@ -97,14 +97,14 @@ class SecuredCluster:
         """An admin client of the administrator."""
         return AdminClient(self.settings(ADMIN, *names))
 
-    def command_config(self) -> Path:
-        """The administrator's properties file."""
-        path = self.directory / "client.properties"
+    def command_config(self, user: str = ADMIN) -> Path:
+        """A user's properties file."""
+        path = self.directory / f"{user}.properties"
         path.write_text(
             "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nssl.truststore.type=PEM\n"
             f"ssl.truststore.location={self.ca}\n"
             "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
-            f'username="{ADMIN}" password="{PASSWORD}";\n'
+            f'username="{user}" password="{PASSWORD}";\n'
         )
         return path
 
@@ -193,6 +193,27 @@ def test_users_and_rights_count_on_every_host(cluster: SecuredCluster) -> None:
     assert removed.returncode == 0, removed.stderr
     assert "bob" not in cairn("user", "list", "--cluster", cluster.url).stdout
     until(lambda: not is_logged_in(cluster, "b", "bob"), "b knows no bob")
+
+
+def test_who_may_not_forget_producers_is_told_so(cluster: SecuredCluster) -> None:
+    """A user without the right is told which right is missing, and not that the stream waits for nothing."""
+    here = ("--servers", cluster.hosts["a"].address, "--command-config")
+    added = cairn(
+        "user", "add", "eva", "--iterations", "4096", *here, str(cluster.command_config()), text=f"{PASSWORD}\n"
+    )
+    assert added.returncode == 0, added.stderr
+    rule = AclBinding(
+        ResourceType.TOPIC, TOPIC, ResourcePatternType.LITERAL, "User:eva", "*", AclOperation.DESCRIBE,
+        AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = cluster.admin("a")
+    admin.create_acls([rule])[rule].result(PATIENCE_S)
+    until(lambda: is_logged_in(cluster, "a", "eva"), "a knows eva")
+    stream = f"{TOPIC}:0"
+    for user, told in (("eva", "User:eva may not ALTER the cluster"), (ADMIN, "waits for nothing that cannot be read")):
+        config = str(cluster.command_config(user))
+        done = cairn("topics", "forget-producers", stream, "--confirm", stream, *here, config)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
 
 
 def is_forbidden(made: SecuredCluster, user: str, name: str, partition: int = 0) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import trio
 
+from logstore.base.metadata import schema
 from logstore.cluster.members.election import MIN_COPIES_SETTING
 from tests.cluster.memory import LEASE_S, MemoryCluster, simulated
 
@@ -60,5 +63,37 @@ def test_the_last_host_of_a_stream_serves_its_readers() -> None:
         await cluster.until(lambda: "ready" in again.names())
         assert again.news[-1] == ("ready", (registration.epoch, 2))
         await cluster.append(stream, b"2")
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_topic_with_more_copies_has_them_on_all_chunks() -> None:
+    """Chunks that there are get further copies, and the open one is followed by another with more members."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic("t", 1, 1)
+        name, _ = await cluster.append(stream, b"0")
+        host = cluster.hosts[name].host
+
+        def raised(topic: schema.StoredTopic) -> schema.StoredTopic:
+            return replace(topic, replicas=3)
+
+        await host.topics.alter("t", host.view.topics["t"].topic.topic_id, raised)
+        for running in cluster.hosts.values():
+            await cluster.until(lambda view=running.view: view.topics["t"].topic.replicas == 3)  # type: ignore[misc]
+            running.host.reconfigure(stream, 1 << 20)  # as the topic's front does
+
+        def has_all() -> bool:
+            found = host.registration(stream)
+            return found.copies == 3 and all(len(chunk.members) == 3 for chunk in found.chunks)
+
+        await cluster.until(has_all)
+        assert len(host.registration(stream).chunks) == 2
+        await cluster.append(stream, b"1")
+        await cluster.kill(name)
+        await cluster.append(stream, b"2")
+        await cluster.at_rest()
+        owner = (await cluster.owner(stream)).host.name
+        assert await cluster.read_all(owner, stream) == [b"0", b"1", b"2"]
 
     simulated(test, "a", "b", "c")

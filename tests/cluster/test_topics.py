@@ -18,7 +18,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.streams import growing_topics
-from logstore.cluster.streams.producer_ids import BLOCK, ProducerIds
+from logstore.cluster.streams.producer_ids import BLOCK, KEY, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
@@ -31,6 +31,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.late_watches import LateWatches
+from tests.cluster.memory import WAIT_S, MemoryCluster, simulated
 from tests.cluster.support import MemoryOwner, no_producers
 from tests.support.limits import PATIENCE_S
 
@@ -336,6 +337,20 @@ async def test_a_topic_whose_entry_is_damaged_holds_up_no_other(
         await asks_for(one, "a", 2)
 
 
+async def test_the_copies_of_a_topic_are_raised(tmp_path: Path) -> None:
+    """Up to the hosts that live, and never to fewer; half of the copies are needed from then on."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        await settled(one.front.create_topic("orders", 1, {}, 1))
+        assert one.front.copies("orders") == 1
+        topic = await settled(other.front.raise_replicas("orders", 3))
+        assert (topic.replicas, topic.config.min_insync_replicas) == (3, 2)
+        await until_seen(store, one)
+        assert one.front.copies("orders") == 3
+        for wrong in (2, 4):
+            with pytest.raises(InvalidReplicas):
+                await settled(one.front.raise_replicas("orders", wrong))
+
+
 async def groups_ask_for(host: Host, copies: int) -> None:
     """Wait until a host knows that the topic of groups asks for so many copies."""
     with trio.fail_after(PATIENCE_S):
@@ -433,3 +448,24 @@ async def test_producer_ids_are_unique_over_hosts(tmp_path: Path) -> None:
             for ids in hosts:
                 nursery.start_soon(take, ids)
         assert len(set(taken)) == len(taken) == 2 * (BLOCK + 10)
+
+
+def test_a_host_has_producer_ids_at_hand_while_the_metadata_store_is_away() -> None:
+    """A block from its start on, before anybody has asked for an id, and another one behind each that it has begun."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        ids, taken = ProducerIds(cluster.hosts["a"].store), set[int]()
+        cluster.nursery.start_soon(ids.run)
+        reserved, end_s = 0, trio.current_time() + WAIT_S
+        for at_once in (BLOCK, 1, BLOCK):
+            while (entry := (await cluster.hosts["b"].store.get(KEY)).entry) is None or int(entry.value) <= reserved:
+                await cluster.wait(end_s, f"a block behind {reserved}")
+            reserved = int(entry.value)
+            cluster.metadata.cut_off("a")
+            with trio.fail_after(1):
+                for _ in range(at_once):
+                    taken.add(await ids.take())
+            cluster.metadata.heal("a")
+        assert len(taken) == 2 * BLOCK + 1
+
+    simulated(test, "a", "b")

@@ -18,11 +18,11 @@ from logstore.base.metadata.held_lease import HeldLease
 from logstore.base.metadata.interface import MetadataStore
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
-from scheduler.coordinator.running import Security, ServeSettings, make_planner
+from scheduler.coordinator.front_settings import FrontSettings, Security
 from scheduler.coordinator.service import (
-    CoordinatorEnvironment,
     CoordinatorSettings,
 )
+from scheduler.coordinator.standby.interface import StandbyEnvironment, StandbyPlanning
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy
 from scheduler.peace.online import Settings
 from scheduler.topology import Topology, racks
@@ -66,16 +66,16 @@ class HostLife:
         self._store = store
         self._lease: HeldLease | None = None
         number = ord(name) - ord("a")
-        environment = CoordinatorEnvironment(
+        environment = StandbyEnvironment(
             world.networks.get(name, NETWORK),
-            make_planner("paper", world.networks.get(name, NETWORK)),
             VirtualClock(number * 7_000),
             Random(number),
             self.reports,
         )
         self.standing = StandingBy(
             environment,
-            ServeSettings(Address("127.0.0.1", 0), world.settings, security=world.security),
+            FrontSettings(Address("127.0.0.1", 0), security=world.security),
+            StandbyPlanning("paper", world.settings),
             off_load=at_once,
         )
         self.url = f"http://{name}:9880"
@@ -86,11 +86,16 @@ class HostLife:
         """See CandidateHost."""
         return self._lease.lease_id if self._lease is not None and self._lease.held else 0
 
+    @property
+    def side(self) -> ClusterSide:
+        """What its coordinator has of the cluster."""
+        return ClusterSide(self, self._store, former=self._former)
+
     async def run(self) -> None:
         """Until it is killed: its lease is not given back."""
         with self.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.standing.stand, ClusterSide(self, self._store, former=self._former), self.url)
+                nursery.start_soon(self.standing.stand, self.side, self.url)
                 while True:
                     lease = self._lease = HeldLease(StoreOfAKilledHost(self._store), LEASE_S)
                     try:
@@ -116,6 +121,8 @@ class StoreOfAKilledHost:
 class World:
     """Hosts with coordinators, the metadata store between them, and a client that knows all their addresses."""
 
+    life: Callable[..., HostLife] = HostLife
+
     def __init__(self, service: SimulatedMetadata, nursery: trio.Nursery) -> None:
         self.service = service
         self.hosts: dict[str, HostLife] = {}
@@ -130,7 +137,7 @@ class World:
         """Start hosts."""
         for name in names:
             self._starts += 1
-            life = self.hosts[name] = HostLife(name, f"s{self._starts}", self.service.store(name), self)
+            life = self.hosts[name] = self.life(name, f"s{self._starts}", self.service.store(name), self)
             self._nursery.start_soon(life.run)
 
     def kill(self, name: str) -> None:

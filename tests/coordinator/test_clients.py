@@ -37,7 +37,8 @@ from scheduler.client import (
 )
 from scheduler.client.base import BaseGo, BaseRequest
 from scheduler.client.trio_client import TrioCoordinatorClient, TrioCoordinatorRequest, TrioGo
-from scheduler.coordinator.running import ServeSettings, make_planner, opened
+from scheduler.coordinator.planners import make_planner
+from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, in_thread, running
 from scheduler.peace.online import Settings

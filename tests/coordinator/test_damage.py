@@ -17,10 +17,10 @@ import pytest
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.command import main
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
+from scheduler.coordinator.front_settings import DATABASE
 from scheduler.coordinator.metadata.interface import RemovePrefix, SetValue
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.registry import RequestRegistry
-from scheduler.coordinator.running import DATABASE
 from scheduler.coordinator.testing import running
 from scheduler.topology import racks
 

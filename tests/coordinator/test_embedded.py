@@ -117,3 +117,17 @@ def test_a_sidecar_alone_loads_nothing_of_it() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True
     ).stdout
     assert not {"scheduler", "numpy", "networkx", "numba", "h11", "sqlite3"} & set(json.loads(said))
+
+
+@pytest.mark.parametrize("missing", ["numpy", "numba"])
+def test_what_plans_is_missed_at_the_start(missing: str) -> None:
+    """A host that stands by does not load it, and still says at its start what to install, not at a takeover."""
+    code = (
+        f"import sys; sys.modules['hypothesis'] = sys.modules[{missing!r}] = None\n"
+        "from logstore.inner_coordinator import _room\n"
+        "try: _room()\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True
+    ).stdout
+    assert said.startswith(f"ConfigError --coordinate needs the package {missing}: pip install")

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -19,15 +18,14 @@ from scheduler.client import CoordinatorClient
 from scheduler.coordinator.errors import ApiError, PlanNotMoved, StoreError
 from scheduler.coordinator.log_events import TOPOLOGY_LOADED, TOPOLOGY_UNUSABLE
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.network_file import NetworkFile
-from scheduler.coordinator.running import make_planner
+from scheduler.coordinator.network_file import NetworkFile, NetworkOutcome
 from scheduler.coordinator.service import Coordinator
 from scheduler.coordinator.testing import CoordinatorProcess
 from scheduler.errors import PlanInvalid
 from scheduler.peace.online import Submission
 from scheduler.peace.online.records import EventOutcome
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import HostChain, Planner, Request, Residual, TransferKind
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind
 from scheduler.topology import Topology, racks
 from scheduler.topology.description import topology_toml
 from tests.coordinator.support import topology_file
@@ -195,12 +193,12 @@ class Applied:
         self.hosts: list[int] = []
         self.failing = False
 
-    async def __call__(self, topology: Topology, planner: Planner) -> EventOutcome:
+    async def __call__(self, topology: Topology) -> NetworkOutcome:
         """See network_file.Apply."""
         if self.failing:
             raise StoreError("the disk is full")
         self.hosts.append(len(topology.servers))
-        return EventOutcome()
+        return NetworkOutcome()
 
 
 def write(path: Path, text: str, at: int) -> None:
@@ -213,8 +211,8 @@ async def test_a_file_is_followed(tmp_path: Path) -> None:
     """Once it has stayed as it is for a look; what cannot be used is said once, and changes nothing."""
     path, reports, applied = tmp_path / "network.toml", RecordedReports(), Applied()
     write(path, topology_toml(racks([4, 4], 4)), 1)
-    network = NetworkFile(path, partial(make_planner, "paper"), reports)
-    assert len(network.read().topology.servers) == 8
+    network = NetworkFile(path, reports)
+    assert len(network.read().servers) == 8
     await network.look(applied)
     write(path, topology_toml(racks([4], 4)), 2)  # half of it is written
     await network.look(applied)
@@ -246,7 +244,7 @@ async def test_a_file_is_read_at_once_when_asked(tmp_path: Path) -> None:
     """Also in another format; and what is wrong is said again, as is that nothing has changed."""
     path, reports, applied = tmp_path / "racks.json", RecordedReports(), Applied()
     write(path, '{"switch": [{"name": "r"}], "server": [{"name": "a", "rack": "r"}]}', 1)
-    network = NetworkFile(path, partial(make_planner, "paper"), reports)
+    network = NetworkFile(path, reports)
     network.read()
     write(path, "Rack: /r1\n   10.0.0.1:9866 (a)\n   10.0.0.2:9866 (b)\n", 2)
     await network.look(applied, is_wanted=True)
@@ -263,7 +261,7 @@ async def test_a_change_that_cannot_be_stored_is_tried_again(tmp_path: Path) -> 
     """Until the store takes it."""
     path, applied = tmp_path / "network.toml", Applied()
     write(path, topology_toml(racks([4, 4], 4)), 1)
-    network = NetworkFile(path, partial(make_planner, "paper"), RecordedReports())
+    network = NetworkFile(path, RecordedReports())
     network.read()
     write(path, topology_toml(racks([4, 5], 4)), 2)
     applied.failing = True

@@ -23,7 +23,7 @@ from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQ
 from scheduler.coordinator.metadata.interface import BlockingMetadata, Change
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads, OffLoad
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.running import make_planner
+from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner

@@ -24,7 +24,6 @@ from scheduler.coordinator.log_events import (
 from scheduler.coordinator.metadata.cluster import ClusterMetadata
 from scheduler.coordinator.metadata.interface import SetValue
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import FULL_REMEMBER_MS
 from scheduler.coordinator.standby import candidate
 from scheduler.coordinator.standby.candidate import CANNOT_LEAD_S, STATE_LIMIT_S, TELL_S
@@ -65,10 +64,10 @@ def test_a_host_with_another_network_says_so() -> None:
             assert f"\ncairn_coordinator_network_differs {differs}\n" in text
             health = await world.at(name, "GET", "/health")
             assert (health.status, "another network" in health.body.decode()) == (200, differs == "1")
-        await world.hosts["c"].standing.change_network(NETWORK, make_planner("paper", NETWORK))
+        await world.hosts["c"].standing.change_network(NETWORK)
         await trio.sleep(2)
         assert len(world.hosts["c"].reports.of(COORDINATOR_NETWORK_AGREES)) == 1
-        await world.hosts["a"].standing.change_network(other, make_planner("paper", other))
+        await world.hosts["a"].standing.change_network(other)
         await trio.sleep(LASTING_S + 5)
         assert [len(world.hosts[name].reports.of(COORDINATOR_NETWORK_DIFFERS)) for name in "bc"] == [1, 2]
         world.kill("a")

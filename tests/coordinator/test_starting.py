@@ -18,7 +18,8 @@ from logstore.base.system import SystemClock
 from logstore.testing.ports import free_port
 from scheduler.coordinator import embedded, running
 from scheduler.coordinator.errors import StoreDamaged
-from scheduler.coordinator.running import PLANNERS, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.planners import PLANNERS, make_planner
+from scheduler.coordinator.running import ServeSettings, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
 from scheduler.errors import TopologyError
@@ -37,7 +38,7 @@ import sys
 import numba
 
 from logstore.cli import main
-from scheduler.coordinator.running import PLANNERS
+from scheduler.coordinator.planners import PLANNERS
 from scheduler.peace.tree import TreePlanner
 
 

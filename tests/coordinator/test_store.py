@@ -21,11 +21,13 @@ from logstore.base.events import ignore
 from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient, CoordinatorUnavailable, NotFound
 from scheduler.coordinator.errors import StoreDamaged, StoreError
+from scheduler.coordinator.front_settings import DATABASE
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import BlockingMetadata, Change, RemovePrefix, SetValue
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
-from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
+from scheduler.coordinator.planners import make_planner
+from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import _Thread, in_thread, running
 from scheduler.topology import racks

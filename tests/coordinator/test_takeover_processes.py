@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
+from kafka.admin import NewTopic
 
 from logstore.testing.cluster import Cluster
 from logstore.testing.ports import free_ports
 from scheduler.client import CoordinatorClient
+from tests.cluster.clients import create_topic
 from tests.coordinator.support import Answer, ask, topology_file
 from tests.metadata.support import needs_etcd
+from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.slow]
@@ -72,9 +76,11 @@ class Coordinators:
 
 
 @contextmanager
-def coordinators(directory: Path) -> Iterator[Coordinators]:
+def coordinators(directory: Path, network: str = "") -> Iterator[Coordinators]:
     """Three hosts that may all lead, with one network."""
     path, _ = topology_file(directory)
+    if network:
+        path.write_text(network, encoding="utf-8")
     ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
     flags = {name: ["--coordinate", str(path), "--coordinator", f"127.0.0.1:{ports[name]}"] for name in NAMES}
     with Cluster(directory / "cluster", NAMES, host_flags=flags) as cluster:
@@ -163,6 +169,29 @@ def test_a_planned_stop_and_an_etcd_that_is_away(tmp_path: Path) -> None:
         found.cluster.etcd.start()
         assert found.ask("GET", "/v1/requests/one").json()["go"] == view["go"]
         finish(found, "one")
+
+
+def test_copies_to_a_host_that_lost_its_disk_have_slots(tmp_path: Path) -> None:
+    """The network has the members: what is copied to the one that comes back empty is fast in slots of the leader."""
+    servers = "".join(f'[[server]]\nname = "{name}"\nrack = "rack"\n' for name in NAMES)
+    with coordinators(tmp_path, f'name = "members"\n[[switch]]\nname = "rack"\n{servers}') as found:
+        cluster, leader = found.cluster, found.leader()
+        create_topic(cluster.bootstrap, NewTopic("held", 2, 3))
+        with closing(KafkaProducer(bootstrap_servers=cluster.bootstrap)) as producer:
+            for number in range(64):
+                producer.send("held", b"x" * 500_000, partition=number % 2)
+            producer.flush(PATIENCE_S)
+        lost = next(name for name in NAMES if name != leader)
+        cluster[lost].kill()
+        cluster[lost].wipe()
+        cluster[lost].start()
+        told = "cairn_coordinator_copy_slots_total "
+
+        def are_told() -> bool:
+            text = ask(found.urls[leader], "GET", "/metrics").text
+            return any(line.startswith(told) and float(line.split()[1]) > 0 for line in text.splitlines())
+
+        until(are_told, "a slot for copies")
 
 
 def finish(found: Coordinators, name: str) -> None:

@@ -19,8 +19,9 @@ from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
+from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.registry import BOUNDS_S, Span
-from scheduler.coordinator.running import make_planner, opened
+from scheduler.coordinator.running import opened
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import ChunkRecord

@@ -16,7 +16,7 @@ from random import Random
 import trio
 
 from logstore.base.events import ignore
-from scheduler.coordinator.running import make_planner
+from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace import levels_kernels, repaired_kernels, tree_kernels
 from scheduler.peace.online import Mode, Settings

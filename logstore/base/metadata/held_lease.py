@@ -49,6 +49,11 @@ class HeldLease:
         """Whether the lease surely lasts at this moment."""
         return trio.current_time() < self._surely_until_s
 
+    @property
+    def held_for_s(self) -> float:
+        """For how long the lease surely lasts from now on."""
+        return max(0.0, self._surely_until_s - trio.current_time())
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take the lease, keep it alive until cancelled. Raises LeaseEnded, and what `MetadataStore` raises."""
         sent_s = trio.current_time()

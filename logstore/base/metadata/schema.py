@@ -13,6 +13,7 @@
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
 | `coordinator/leader/network` | `StoredNetwork`: what the leader plans on | the same |
+| `copies/slots` | `StoredCopyCoordinator`: the host that led last, if it gives slots | until another one leads |
 | `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
@@ -81,6 +82,7 @@ LEAVING: Final = "leaving/"
 REMOVED: Final = "removed/"
 COPY_COORDINATOR_KEY: Final = "copies/coordinator"
 COPY_PLAN_KEY: Final = "copies/plan"
+COPY_SLOTS_KEY: Final = "copies/slots"
 LEADER_KEY: Final = "coordinator/leader"
 LEADER_NETWORK_KEY: Final = "coordinator/leader/network"
 PLAN_HEAD_KEY: Final = "coordinator/head"
@@ -510,8 +512,13 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
 
 
 def lead(leader: StoredLeader, lease_id: int, revision: int = ABSENT) -> Transaction:
-    """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision."""
-    return Transaction((Condition(LEADER_KEY, revision),), (Put(LEADER_KEY, encode(leader), lease_id),))
+    """Make a host's coordinator lead while the host's lease lasts, if the entry of who does has this revision. Hosts
+    that copy chunks ask it for slots: an earlier version, which gives none, puts no entry that says so. That entry
+    stays when the host has gone: who reads it knows that another one may lead in a moment.
+    """
+    gives = StoredCopyCoordinator(host=leader.host, start=leader.start)
+    puts = (Put(LEADER_KEY, encode(leader), lease_id), Put(COPY_SLOTS_KEY, encode(gives)))
+    return Transaction((Condition(LEADER_KEY, revision),), puts)
 
 
 def say_network(network: StoredNetwork, lease_id: int) -> Transaction:

@@ -16,6 +16,7 @@ import trio
 
 from logstore.cluster.copies.copy_flow import CopyFlow
 from logstore.cluster.copies.copy_pace import CopyPace, CopyRates
+from logstore.cluster.copies.copy_speed import CopySpeed
 from logstore.cluster.interfaces import Links
 from logstore.replica.effects import DiskOperation, Effect, Load, StoreDurably, WriteEntries
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
@@ -37,7 +38,8 @@ class Copies:
     def __init__(self, links: Links, rates: CopyRates | None = None) -> None:
         self._links = links
         self.pace = CopyPace(rates)
-        self.flow = CopyFlow(self.pace)
+        self.flow = CopyFlow(self.pace, CopySpeed())
+        self._wanted = trio.Event()
         self._changed = trio.Event()
         self._turns = trio.CapacityLimiter(COPY_READS)
         self._reads = 0
@@ -64,6 +66,18 @@ class Copies:
     def ask(self, source: str, message: ReadEntries) -> None:
         """A replica wants a piece of a chunk."""
         self.flow.ask(source, message)
+        self._changed.set()
+        if not message.is_urgent:
+            self.flow.speed.want(source, trio.current_time())
+            self._wanted.set()
+
+    async def wanted(self) -> None:
+        """Wait until a piece is wanted."""
+        self._wanted = trio.Event()
+        await self._wanted.wait()
+
+    def look_again(self) -> None:
+        """Copies from some hosts may be faster now."""
         self._changed.set()
 
     def arrived(self, message: EntriesRead, effects: Sequence[Effect]) -> None:

@@ -8,6 +8,7 @@ within PIECE_S.
 Invariants:
 * First come, first served, but for copies that a stream waits for, which go first, and for hosts whose tokens are
   taken. A chunk has one piece in flight or waiting: what is asked for again meanwhile is dropped.
+* Pieces from hosts from which copies may not be faster (`copy_speed`) have the least rate together.
 * What is in memory of pieces is bounded by tokens: pieces have MAX_PIECE_BYTES and one batch at most.
 * No I/O: the caller says what time it is, and sends what `due` gives.
 
@@ -19,6 +20,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from logstore.cluster.copies.copy_pace import CopyPace
+from logstore.cluster.copies.copy_speed import CopySpeed
 from logstore.log.replicas import ChunkKey
 from logstore.replica.messages import ReadEntries
 
@@ -31,6 +33,7 @@ PIECE_S: Final = 5.0
 class _InFlight(NamedTuple):
     source: str
     asked_s: float
+    is_fast: bool
     arrived_s: float | None = None
 
 
@@ -44,8 +47,9 @@ class AskedPiece(NamedTuple):
 class CopyFlow:
     """See the module."""
 
-    def __init__(self, pace: CopyPace) -> None:
+    def __init__(self, pace: CopyPace, speed: CopySpeed | None = None) -> None:
         self._pace = pace
+        self.speed = speed or CopySpeed()
         self._waiting: dict[ChunkKey, AskedPiece] = {}
         self._in_flight: dict[ChunkKey, _InFlight] = {}
         self.copied_bytes = 0
@@ -84,12 +88,12 @@ class CopyFlow:
         for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
             if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
                 return
-            is_urgent = asked.message.is_urgent
-            if not is_urgent and self._pace.wait_s(now_s) > 0:
-                return
+            is_urgent, is_fast = asked.message.is_urgent, self.speed.may_be_fast(asked.source, now_s)
+            if not is_urgent and self._pace.wait_s(now_s, is_fast=is_fast) > 0:
+                continue
             if sum(piece.source == asked.source for piece in self._in_flight.values()) < SOURCE_PIECES:
                 del self._waiting[key]
-                self._in_flight[key] = _InFlight(asked.source, now_s)
+                self._in_flight[key] = _InFlight(asked.source, now_s, is_fast or is_urgent)
                 size = self._pace.next_piece_bytes(now_s)
                 yield asked._replace(message=replace(asked.message, max_bytes=min(asked.message.max_bytes, size)))
 
@@ -98,8 +102,10 @@ class CopyFlow:
         lost_s = min((piece.asked_s + PIECE_S - now_s for piece in self._in_flight.values()), default=None)
         if not self._waiting or len(self._in_flight) >= self._pace.pieces_at_once(now_s):
             return lost_s
-        paced_s = self._pace.wait_s(now_s)
-        if paced_s <= 0:  # a host's token is what they wait for
+        sources = {asked.source for asked in self._waiting.values()}
+        paced = [self._pace.wait_s(now_s, is_fast=self.speed.may_be_fast(source, now_s)) for source in sources]
+        paced_s = min((wait_s for wait_s in paced if wait_s > 0), default=None)
+        if paced_s is None:  # a host's token is what they wait for
             return lost_s
         return paced_s if lost_s is None else min(paced_s, lost_s)
 
@@ -118,7 +124,7 @@ class CopyFlow:
         if piece is None:
             return False
         if piece.arrived_s is not None:
-            self._pace.piece_ended(size_bytes, piece.arrived_s, now_s)
+            self._pace.piece_ended(size_bytes, piece.arrived_s, now_s, is_fast=piece.is_fast)
             if size_bytes:
                 self._pace.piece_written(size_bytes, now_s - piece.arrived_s)
             self.copied_bytes += size_bytes

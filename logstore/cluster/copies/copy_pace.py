@@ -10,6 +10,8 @@ Invariants:
 * Copies begin at the least rate. It grows only while they flow, and a harm halves what has really flowed: a rate that
   nothing has used says nothing of what appends feel.
 * The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
+* Pieces that may not be fast (`copy_speed`) have the least rate together, with appends or without. While the last one
+  was such a piece, the rate grows to HELD_BACK times the least and no further: what has not flowed says nothing.
 * A piece is so large that its bytes take half as long as what comes with every write: smaller ones would cost the disk
   more syncs, larger ones make an append wait longer. From MIN_PIECE_BYTES, which is more than what goes to the shared
   journal, to MAX_PIECE_BYTES.
@@ -55,6 +57,7 @@ SMALL_EVERY: Final = 8
 """Of so many pieces beside appends the first is a small one: what every write costs is seen by it."""
 BYTES_SHARE: Final = 0.5
 """Of the time that every write takes: so much for the bytes of a piece."""
+HELD_BACK: Final = 2.0
 WEIGHT: Final = 4
 """Of averages: each piece counts one part in so many."""
 
@@ -75,7 +78,9 @@ class CopyPace:
         self._rate = self._flow = float(self._rates.min_bytes_per_s)
         """What copies may have, and what they have had of late, in bytes a second."""
         self._calm_s: deque[float] = deque(maxlen=KEPT_CALM)
-        self._appended_s = self._free_s = self._piece_ended_s = float("-inf")
+        self._appended_s = self._free_s = self._least_free_s = self._piece_ended_s = float("-inf")
+        self._is_fast = True
+        """Whether the last piece was."""
         self._pieces = 0
         self._small_s = self._byte_s = 0.0
         """How long a small piece takes, and each byte more; 0: not known yet."""
@@ -119,7 +124,16 @@ class CopyPace:
             self._rate = max(min(self._rate, self._flow) * HARM, float(self._rates.min_bytes_per_s))
             return
         if self._pieces or now_s - self._piece_ended_s <= FLOWING_S:
-            self._rate = min(self._rate * GROWTH, float(self._rates.max_bytes_per_s))
+            self._rate = min(self._rate * GROWTH, self._highest())
+
+    def _highest(self) -> float:
+        """What the rate may grow to."""
+        highest = float(self._rates.max_bytes_per_s)
+        return highest if self._is_fast else max(min(HELD_BACK * self._rates.min_bytes_per_s, highest), self._rate)
+
+    def is_held_back(self, now_s: float) -> bool:
+        """Whether appends would let copies be faster than the least rate by a half."""
+        return self.rate(now_s) >= 1.5 * self._rates.min_bytes_per_s
 
     # ---- pieces
 
@@ -127,17 +141,21 @@ class CopyPace:
         """How many pieces may be under way: beside appends one, so that an append waits for one at most."""
         return 1 if self.is_beside_appends(now_s) else PIECES_IN_FLIGHT
 
-    def wait_s(self, now_s: float) -> float:
+    def wait_s(self, now_s: float, *, is_fast: bool = True) -> float:
         """For how long the next piece has to wait; 0: it may begin."""
-        return max(0.0, self._free_s - now_s) if self.is_beside_appends(now_s) else 0.0
+        paced_s = max(0.0, self._free_s - now_s) if self.is_beside_appends(now_s) else 0.0
+        return paced_s if is_fast else max(paced_s, self._least_free_s - now_s)
 
     def piece_begun(self) -> None:
         """A piece is being read, or written."""
         self._pieces += 1
 
-    def piece_ended(self, size_bytes: int, begun_s: float, now_s: float) -> None:
+    def piece_ended(self, size_bytes: int, begun_s: float, now_s: float, *, is_fast: bool = True) -> None:
         """It is done, or was given up; the pieces behind it pay for its bytes."""
         self._pieces -= 1
+        self._is_fast = is_fast
+        if not is_fast:
+            self._least_free_s = max(self._least_free_s, begun_s) + size_bytes / self._rates.min_bytes_per_s
         since_s, self._piece_ended_s = now_s - self._piece_ended_s, now_s
         if since_s > FLOWING_S:
             self._rate = self._flow = float(self._rates.min_bytes_per_s)

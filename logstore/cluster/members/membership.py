@@ -113,6 +113,11 @@ class Membership:
         """The lease under which this host is a member; 0: it surely is none now."""
         return self._lease.lease_id if self.is_held and self._lease is not None else 0
 
+    @property
+    def lease_for_s(self) -> float:
+        """For how long this host surely is a member from now on."""
+        return self._lease.held_for_s if self.is_held and self._lease is not None else 0.0
+
     async def run(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, and stay a member until cancelled or resigned. Started with the revision of the first joining.
 

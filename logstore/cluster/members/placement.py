@@ -30,6 +30,7 @@ from logstore.base.errors import AddressError
 from logstore.base.metadata import schema
 from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.log.served import ServedTopic
+from logstore.log.ticket import TicketView
 
 NO_NODE = -1
 SETTLE_S: Final = 0.1
@@ -129,9 +130,19 @@ async def _no_signs(_: Iterable[str]) -> None:
     """Nobody is asked."""
 
 
+class CopiesOfTopics(Protocol):
+    """How many copies topics want, which may be raised (`logstore.cluster.streams.topics`)."""
+
+    def copies(self, name: str, /) -> int:
+        """Of a topic. Raises UnknownTopicOrPartition."""
+
+    def raise_replicas(self, name: str, replicas: int, /) -> TicketView[object]:
+        """Give a topic more copies; fewer are refused with InvalidReplicas."""
+
+
 class Placement:
     """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
-    the topic of groups, or has it made; `node_id` is this host's.
+    the topic of groups, or has it made; `node_id` is this host's; `topics` has their copies.
     """
 
     def __init__(
@@ -142,7 +153,9 @@ class Placement:
         groups: Callable[[], uuid.UUID | None],
         node_id: int,
         await_signs: AwaitSigns = _no_signs,
+        topics: CopiesOfTopics | None = None,
     ) -> None:
+        self.topics = topics
         self._await_signs = await_signs
         self._host = host
         self._node_id = node_id

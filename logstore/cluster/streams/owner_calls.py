@@ -15,6 +15,7 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 | TELL_GOES | streams, from that host | goes; nothing |
 | EPOCHS_LIMIT | the topic of epochs | a stream, and up to where it is to be trimmed; up to where epochs let it be |
 | IS_UNDER_WAY | the topic of epochs | a stream, and an epoch's group for it; whether that epoch is under way |
+| ASK_SLOTS | no stream, but the host whose coordinator leads | copies that come to a host; its slots |
 
 Invariant: an error of the owner comes back as the error's kind and message, in the form of Cairn's own answers
 (`logstore.format.epoch_api`).
@@ -44,6 +45,7 @@ TELL_WISHES: Final = 8
 TELL_GOES: Final = 9
 EPOCHS_LIMIT: Final = 10
 IS_UNDER_WAY: Final = 11
+ASK_SLOTS: Final = 12
 
 
 async def certain_home(known: str | None, topic: str, metadata: MetadataStore) -> str | None:

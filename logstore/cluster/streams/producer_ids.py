@@ -1,33 +1,54 @@
 """Producer ids of a cluster: reserved in blocks in the metadata store, so that no two hosts give out the same.
 
-Invariants: an id is given out once, over all hosts and starts; what is left of a block when a host ends is lost.
+Invariants: an id is given out once, over all hosts and starts; what is left of a block when a host ends is lost. A host
+has a block that it has not begun, from its start on and behind each one that it begins: so producers begin while the
+metadata store is away, BLOCK of them at least.
 """
 
 from typing import Final
 
 import trio
 
-from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
+from logstore.base.metadata.errors import MetadataDamaged, MetadataError, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 
 KEY: Final = "producer-ids"
 """Its value is the first id that is not reserved, in decimal."""
 BLOCK: Final = 1000
+RETRY_S: Final = 10.0
+"""Before a block is asked for again that the metadata store did not give."""
 
 
 class ProducerIds:
-    """See the module."""
+    """See the module. `run` must run for there to be a block that is not begun."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._left = range(0)
+        self._left = self._next = range(0)
+        self._begun = trio.Event()
+        """Set when there is no block that is not begun."""
         self._turn = trio.Lock()
+
+    async def run(self) -> None:
+        """Keep a block that is not begun, until cancelled."""
+        while True:
+            self._begun = trio.Event()
+            while not self._next:
+                try:
+                    self._next = await self._reserve()
+                except MetadataError:  # who takes an id is told
+                    await trio.sleep(RETRY_S)
+            await self._begun.wait()
 
     async def take(self) -> int:
         """An id that was never given out before. Raises MetadataError."""
         async with self._turn:
             while not self._left:
-                self._left = await self._reserve()
+                if self._next:
+                    self._left, self._next = self._next, range(0)
+                    self._begun.set()
+                else:
+                    self._left = await self._reserve()
             first, self._left = self._left[0], self._left[1:]
             return first
 

@@ -37,7 +37,7 @@ from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import MAX_BATCH_BYTES, SubmittedBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
 from logstore.errors import (
@@ -63,6 +63,8 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.replica.registrations import UNKNOWN_TIME, StreamRegistration
 
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches without an offset: twice what an owner has in flight, so a rolled chunk is filled at once."""
 CROWDED_S: Final = 1.0
@@ -481,12 +483,12 @@ class ReplicatedStream(TieredBounds):
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The epoch, and where its records and those before it end at the latest, for clients of the leader.
+        """The epoch, and where its records and those before it end at the latest; None: the stream never had the epoch.
 
         What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
         would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
         """
-        return epoch, max(self.high_watermark, self._read_end or 0)
+        return None if epoch > self.newest_epoch else (epoch, max(self.high_watermark, self._read_end or 0))
 
     @property
     def registration(self) -> StreamRegistration:

@@ -3,15 +3,12 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from logstore.format.batch import BatchHeader
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import AnsweredEarly, AppendTicket
 from logstore.log.ticket import Ticket
-
-MAX_BATCH_BYTES: Final = 16 << 20
-"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ class ClusterTopics:
             self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions, **copies)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
-        topic.overrides, topic.config = overrides, config
+        topic.overrides, topic.config, topic.replicas = overrides, config, found.replicas
         for stream in topic.partitions:
             stream.reconfigure(config)
         self.topics[name] = self._by_id[topic.topic_id] = topic
@@ -369,6 +369,27 @@ class ClusterTopics:
             return replace(topic, partitions=total)
 
         return self._start_asked(lambda: self._change(name, grown))
+
+    def copies(self, name: str) -> int:
+        """How many copies a topic wants. Raises UnknownTopicOrPartition."""
+        return self.topic(name).replicas
+
+    def raise_replicas(self, name: str, replicas: int) -> Ticket[ReplicatedTopic]:
+        """Give a topic more copies, which are made when its streams open their next chunks. The ticket fails with
+        UnknownTopicOrPartition, InvalidReplicas or MetadataError.
+        """
+
+        def raised(topic: schema.StoredTopic) -> schema.StoredTopic:
+            if self.replicas_of(replicas) < topic.replicas:
+                raise InvalidReplicas(f"topic {name!r} has {topic.replicas} copies, and cannot have fewer: {replicas}")
+            return replace(topic, replicas=replicas, hosts=0)
+
+        async def change() -> ReplicatedTopic:
+            topic = await self._change(name, raised)
+            self.report(TOPIC_ALTERED, topic=name, changes=f"copies={replicas}")
+            return topic
+
+        return self._start_asked(change)
 
     def alter_topic(
         self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False

@@ -7,6 +7,8 @@ Invariants:
 * A host leads only behind its own put of the entry, and what it stores needs that very put
   (`scheduler.coordinator.metadata.cluster`): two that both think that they lead cannot both store, nor tell anything.
 * A host puts its entry in the place of none but its own of before, whose lease has not ended yet, and a damaged one.
+  After its start it waits for SLOT_MS with its own of before: a slot that it gave in that life lasts no longer
+  (`scheduler.coordinator.copy_slots`). Whoever gives up the lead waits for the end of its slots.
 * A host that cannot lead, as with another network than the plan was made for, takes its entry away and leaves the lead
   to others for CANNOT_LEAD_S. One that cannot read the state keeps it and tries again, for STATE_LIMIT_S; it says what
   it waits for, at once and each TELL_S.
@@ -19,6 +21,7 @@ from typing import Final, Protocol
 
 import trio
 
+from logstore.base.copy_slots import SLOT_MS
 from logstore.base.events import Report
 from logstore.base.failures import leaves
 from logstore.base.metadata import schema
@@ -119,7 +122,7 @@ class Candidate:
         """Of this host's entry, while it leads."""
         self._lease_id = 0
         self._is_resigning = False
-        self._pause_until_s = float("-inf")
+        self._pause_until_s = self._began_s = float("-inf")
         self._told = ""
         """The leader that was reported last."""
         self.awaited = ""
@@ -149,6 +152,7 @@ class Candidate:
 
     async def run(self) -> None:
         """Stand by, and lead when nobody does, until cancelled. Raises MetadataRefused, MetadataDamaged."""
+        self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.view.run)
             nursery.start_soon(self._get_ready)
@@ -204,7 +208,8 @@ class Candidate:
                 self._report(COORDINATOR_FOLLOWS, leader=leader.host, url=leader.url)
             return
         lease_id = self._member.lease_id
-        may_lead = self._is_prepared and not self._is_resigning and trio.current_time() >= self._pause_until_s
+        since_s = self._pause_until_s if entry is None else max(self._pause_until_s, self._began_s + SLOT_MS / 1000)
+        may_lead = self._is_prepared and not self._is_resigning and trio.current_time() >= since_s
         if not lease_id or not may_lead:
             return
         put = schema.lead(

@@ -1,57 +1,60 @@
 """A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
 
-Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
-then it answers as a host that stands by. The state is read on a thread: this host serves others meanwhile, and holds
-its lease. Each time that it leads it begins with the state in the metadata store, and with nothing of the time before.
-A host that stands by follows the file of its network as the leader does, so that it leads with the network that the
-file has by then.
+Invariants: a host that has never led has loaded no planner, nor anything that plans (`leading`): a process of its own
+has compiled the planner's code before this host may lead, so a takeover needs no more than to load it beside the state.
+Where compiled code cannot be kept, this host compiles by itself, before it may lead. Until then it answers as a host
+that stands by. The state is read on a thread: this host serves others meanwhile, and holds its lease. Each time that it
+leads it begins with the state in the metadata store, and with nothing of the time before. A host that stands by follows
+the file of its network as the leader does, so that it leads with the network that the file has by then.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from logstore.base.addresses import Address
+from logstore.base.copy_slots import SlotDesk
 from logstore.base.http.server import HttpServer
 from logstore.base.metadata.interface import MetadataStore
+from scheduler.coordinator.compiling import compile_ahead
 from scheduler.coordinator.dispatch import Dispatch, may_wait
 from scheduler.coordinator.errors import StoreError
-from scheduler.coordinator.handlers import RouteHandlers
-from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.front_settings import DRAIN_S, FrontSettings
+from scheduler.coordinator.log_events import WARMING
 from scheduler.coordinator.metadata.cluster import ClusterMetadata
 from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
-from scheduler.coordinator.network_file import NetworkFile
-from scheduler.coordinator.running import DRAIN_S, ServeSettings
-from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
+from scheduler.coordinator.network_file import NetworkFile, NetworkOutcome
+from scheduler.coordinator.planners import COMPILED, planner_name
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
 from scheduler.coordinator.standby.former_database import take_database, warn_of_database
 from scheduler.coordinator.standby.front import Front
+from scheduler.coordinator.standby.interface import StandbyEnvironment, StandbyPlanning
 from scheduler.coordinator.standby.networks import ComparedNetworks
-from scheduler.coordinator.warm_up import warm_up_planner
-from scheduler.peace.online.records import EventOutcome
-from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
+if TYPE_CHECKING:
+    from scheduler.coordinator.standby.leading import LeadingHost
+    from scheduler.peace.plan import Planner
+
+LEADING_ROOM: Final = "scheduler.coordinator.standby.leading"
 DATABASE_LOOK_S: Final = 1.0
 """Between two looks at who leads, until somebody does."""
-MAX_REMEMBERED: Final = 1_000
-"""Requests that are over: a takeover reads them too, some 8 MB with 20 chunks each."""
 
 
 class ClusterSide(NamedTuple):
     """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens.
-    `former`: the database of a coordinator that was alone here, if there is one.
+    `former`: the database of a coordinator that was alone here, if there is one. `slots`: where hosts ask for copies.
     """
 
     member: CandidateHost
     store: MetadataStore
     advertised: Address | None = None
     former: Path | None = None
+    slots: SlotDesk | None = None
 
 
 class StandingBy:
@@ -59,24 +62,25 @@ class StandingBy:
 
     def __init__(
         self,
-        environment: CoordinatorEnvironment,
-        settings: ServeSettings,
+        environment: StandbyEnvironment,
+        settings: FrontSettings,
+        planning: StandbyPlanning,
         network: NetworkFile | None = None,
         off_load: OffLoad = in_a_thread,
     ) -> None:
         self.environment = environment
+        self._planning = planning
         self._network = network
         self._off_load = off_load
-        self._coordinator: Coordinator | None = None
+        self._leading: LeadingHost | None = None
         """While this host leads."""
         self.address = Address("", 0)
-        planned = settings.coordinator
-        remembered = min(planned.max_remembered, MAX_REMEMBERED)
-        self._settings = replace(settings, coordinator=replace(planned, max_remembered=remembered))
+        self._settings = settings
         self._clients = settings.security.clients
         self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
         self._former: Path | None = None
+        self._slots: SlotDesk | None = None
         self._server = HttpServer(
             settings.http,
             self.front,
@@ -103,7 +107,7 @@ class StandingBy:
 
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
-        self._former = cluster.former
+        self._former, self._slots = cluster.former, cluster.slots
         report = self.environment.report
         candidate = self._candidate = self.front.candidate = Candidate(
             cluster.member, cluster.store, url, self._prepare, self._lead, report, self._off_load
@@ -126,46 +130,82 @@ class StandingBy:
             await trio.sleep(DATABASE_LOOK_S)
 
     async def _prepare(self) -> None:
-        await warm_up_planner(self.environment.planner, self.environment.report)
+        """Have the planner's code compiled, by a process of its own if it can be kept on disk."""
+        planner = planner_name(self._planning.planner, self.environment.topology)
+        if planner in COMPILED:
+            self.environment.report(WARMING, planner=planner)
+            if not await compile_ahead(planner):
+                await self._ready_planner(self.environment)
+
+    async def _ready_planner(self, environment: StandbyEnvironment) -> "Planner":
+        """Load what plans. Raises StartError."""
+        await self._off_load(_load_room)
+        planner: Planner = await import_module(LEADING_ROOM).ready_planner(environment, self._planning, self._off_load)
+        return planner
 
     async def _lead(
         self, metadata: ClusterMetadata, *, task_status: trio.TaskStatus[LeadingCoordinator] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """See candidate.Lead."""
-        stored = await metadata.load()
+        environment, planners = self.environment, list["Planner"]()
+
+        async def load() -> None:
+            planners.append(await self._ready_planner(environment))
+
+        async with trio.open_nursery() as nursery:  # beside each other: a takeover waits for the longer one
+            nursery.start_soon(load)
+            stored = await metadata.load()
+        restored = partial(self._restored, metadata, environment, planners[0])
         if self._former is not None:
-            try_with = partial(self._restored, metadata)
-            stored = await take_database(self._former, metadata, stored, self.environment.report, try_with)
-        environment = self.environment
-        coordinator = await self._restored(metadata, stored)
+            stored = await take_database(self._former, metadata, stored, environment.report, restored)
+        leading = await restored(stored)
         if self.environment is not environment:
             raise StoreError("the network has changed meanwhile: the state is read again")
-        self._coordinator = coordinator
-        handlers = RouteHandlers(coordinator, self)
+        self._leading = leading
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(coordinator.journal.run)
-                nursery.start_soon(coordinator.run)
+                nursery.start_soon(leading.run)
                 self.front.dispatch = Dispatch(
-                    handlers.operations(), self.environment.report, self._clients, self.front.answered
+                    leading.operations(self), environment.report, self._clients, self.front.answered
                 )
-                task_status.started(_Leading(coordinator))
+                self._serve_slots(leading)
+                task_status.started(leading)
         finally:
-            self.front.dispatch = self._coordinator = None
+            self.front.dispatch = self._leading = None
+            self._serve_slots(None)
 
-    async def _restored(self, metadata: ClusterMetadata, stored: Mapping[str, str]) -> Coordinator:
+    def _serve_slots(self, leading: "LeadingHost | None") -> None:
+        """Have hosts that copy chunks ask a coordinator that leads, or nobody."""
+        desk, candidate = self._slots, self._candidate
+        if desk is None or candidate is None:
+            return
+        if leading is None:
+            desk.serve_by(None)
+        else:
+            desk.serve_by(leading.slot_answers(lambda: candidate.leads, lambda: desk.sure_ms))
+
+    async def _restored(
+        self,
+        metadata: ClusterMetadata,
+        environment: StandbyEnvironment,
+        planner: "Planner",
+        stored: Mapping[str, str],
+    ) -> "LeadingHost":
         """A coordinator that goes on with these entries, and has stored nothing yet. Raises StartError."""
-        journal = MetadataJournal(metadata, self.environment.report)
-        coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
-        await self._off_load(lambda: coordinator.restore(stored))
-        return coordinator
+        leading: LeadingHost = import_module(LEADING_ROOM).LeadingHost(environment, planner, self._planning, metadata)
+        await self._off_load(lambda: leading.restore(stored))
+        return leading
 
-    async def change_network(self, topology: Topology, planner: Planner) -> EventOutcome:
+    async def change_network(self, topology: Topology) -> NetworkOutcome:
         """Lead with another network from now on; see network_file.Apply."""
-        coordinator, outcome = self._coordinator, EventOutcome()
-        if coordinator is not None:
-            outcome = await coordinator.change_network(topology, planner)
-        self.environment = replace(self.environment, topology=topology, planner=planner)
+        before, environment = self.environment.topology, self.environment._replace(topology=topology)
+        leading, outcome = self._leading, NetworkOutcome()
+        if leading is not None:
+            outcome = await leading.change_network(environment, self._off_load)
+        self.environment = environment
+        name = self._planning.planner
+        if leading is None and planner_name(name, topology) != planner_name(name, before):
+            await self._prepare()
         return outcome
 
     def look_again(self) -> None:
@@ -192,27 +232,14 @@ class StandingBy:
         return self._server.connections, self._server.refused
 
 
-class _Leading:
-    """See LeadingCoordinator."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    def stop(self) -> None:
-        """See LeadingCoordinator."""
-        self._coordinator.stop()
-
-    async def finish(self) -> None:
-        """See LeadingCoordinator."""
-        self._coordinator.stop()
-        with suppress(StoreError):
-            await self._coordinator.journal.durable()
+def _load_room() -> None:
+    import_module(LEADING_ROOM)
 
 
 async def stand_by(
-    environment: CoordinatorEnvironment,
+    environment: StandbyEnvironment,
     cluster: ClusterSide,
-    settings: ServeSettings,
+    settings: FrontSettings,
     network: NetworkFile | None = None,
     *,
     task_status: trio.TaskStatus[StandingBy] = trio.TASK_STATUS_IGNORED,
@@ -221,4 +248,5 @@ async def stand_by(
     network, which is followed. Raises StartError, OSError.
     """
     settings.security.check(settings.listen)
-    await StandingBy(environment, settings, network).run(cluster, task_status=task_status)
+    standing = StandingBy(environment, settings, StandbyPlanning(), network)
+    await standing.run(cluster, task_status=task_status)

@@ -29,11 +29,14 @@ MAX_PATHS_REMEMBERED = 10_000
 MAX_SOURCE_SETS = 4096
 """The different sets of sources in one request: each is planned by itself, and one event plans the whole request."""
 NO_WRITER = -1
-"""The writer of a COPY."""
+"""The writer of a COPY to any host; one to a given host has that host."""
 
 
-def new_job(topology: Topology, settings: Settings, submission: Submission) -> TransferJob:
-    """The job of a submission, without its place in the queue. Raises RequestError."""
+def new_job(topology: Topology, settings: Settings, submission: Submission, target: str | None = None) -> TransferJob:
+    """The job of a submission, without its place in the queue. `target`: of a COPY to a given host.
+
+    Raises RequestError.
+    """
     if not submission.name or len(submission.name) > MAX_NAME_CHARACTERS:
         raise RequestError("name", f"{submission.name!r} must have 1 to {MAX_NAME_CHARACTERS} characters")
     try:
@@ -48,12 +51,15 @@ def new_job(topology: Topology, settings: Settings, submission: Submission) -> T
     if kind is TransferKind.COPY:
         if submission.writer is not None:
             raise RequestError("writer", f"{submission.writer!r}: a copy has none; leave it out")
-        writer = NO_WRITER
+        writer = NO_WRITER if target is None else host_number(topology, "target", target)
     else:
         writer = host_number(topology, "writer", submission.writer)
     job = TransferJob(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
     job.sources = _sources(topology, submission, kind)
-    job.writer_name, job.source_names = submission.writer, submission.sources
+    job.writer_name, job.source_names = target or submission.writer, submission.sources
+    job.others = _others(topology, job)
+    if target is not None and any(writer in sources for sources in job.sources):
+        raise RequestError("target", f"{target!r} has the chunk already")
     job.priority = submission.priority
     return job
 
@@ -122,6 +128,7 @@ def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Tra
     known = topology.index
     job.writer_name, job.source_names = record.writer, record.sources
     job.sources = tuple(tuple(known[name] for name in names if name in known) for names in record.sources)
+    job.others = _others(topology, job)
     job.priority = record.priority
     job.sequence = record.sequence
     job.submitted_ms = record.submitted_ms
@@ -130,6 +137,13 @@ def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Tra
     job.avoid = {known[name] for name in record.avoid if name in known}
     job.rank = (job.submitted_ms - job.priority * settings.priority_ms, job.sequence)
     return job
+
+
+def _others(topology: Topology, job: TransferJob) -> frozenset[int]:
+    """Of a copy to a given host: all hosts but that one and the sources."""
+    if job.kind is not TransferKind.COPY or job.writer == NO_WRITER:
+        return frozenset()
+    return frozenset(range(len(topology.servers))).difference((job.writer,), *job.sources)
 
 
 def _placement(topology: Topology, submission: Submission, kind: TransferKind) -> Placement:

@@ -88,7 +88,9 @@ class ChunkUnit:
     def _ask(self, sources: tuple[int, ...], avoid: frozenset[int]) -> Request:
         job = self.job
         each = (sources,) if job.kind is not TransferKind.WRITE else ()
-        return Request(job.name, job.writer, 1, job.placement, job.kind, each, (self.first,), avoid)
+        return Request(
+            job.name, job.planned_writer, 1, job.placement, job.kind, each, (self.first,), avoid | job.others
+        )
 
     @property
     def waiting(self) -> int:
@@ -122,8 +124,8 @@ class TransferJob:
 
     __slots__ = (
         *("attempts", "avoid", "chunks", "done", "flights", "kind", "name", "placement", "priority", "rank"),
-        *("reason", "sequence", "source_names", "sources", "state", "submitted_ms", "units", "waiting", "writer"),
-        *("writer_name", "_unit_of"),
+        *("others", "reason", "sequence", "source_names", "sources", "state", "submitted_ms", "units", "waiting"),
+        *("writer", "writer_name", "_unit_of"),
     )
 
     def __init__(self, name: str, kind: TransferKind, writer: int, placement: Placement, chunks: int) -> None:
@@ -141,12 +143,19 @@ class TransferJob:
         self.state = RequestState.WAITING
         self.reason = ""
         self.avoid: set[int] = set()
+        self.others: frozenset[int] = frozenset()
+        """Of a copy to a given host, which is its writer here: the hosts that can be neither target nor source."""
         self.attempts: dict[int, int] = {}
         self.flights: dict[int, ChunkAttempt] = {}
         self.done: set[int] = set()
         self.units: list[ChunkUnit] = []
         self.waiting = 0
         self._unit_of: dict[int, ChunkUnit] = {}
+
+    @property
+    def planned_writer(self) -> int:
+        """The writer as planners want it: a copy has none."""
+        return -1 if self.kind is TransferKind.COPY else self.writer
 
     @property
     def unreachable(self) -> bool:

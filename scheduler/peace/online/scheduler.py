@@ -82,13 +82,16 @@ class OnlineScheduler:
 
     # ---- events
 
-    def submit(self, submission: Submission, now_ms: int) -> EventOutcome:
-        """Add a request. Raises RequestError, and changes nothing, if it is invalid or the queue is full."""
-        job = intake.new_job(self._topology, self._settings, submission)
+    def submit(self, submission: Submission, now_ms: int, target: str | None = None) -> EventOutcome:
+        """Add a request; a COPY may be to a given host, `target`, which its record has as its writer.
+
+        Raises RequestError, and changes nothing, if it is invalid or the queue is full.
+        """
+        job = intake.new_job(self._topology, self._settings, submission, target)
         if job.name in self._jobs:
             raise RequestError("name", f"{job.name!r} is known already; choose another")
         if job.writer in self._lost:
-            raise RequestError("writer", f"{submission.writer!r} is lost; it must come back first")
+            raise RequestError("writer", f"{job.writer_name!r} is lost; it must come back first")
         if self._active >= self._settings.max_waiting:
             raise RequestError("requests", f"queue full: {self._active} requests are waiting or running; retry later")
         gone = job.sort(self._lost)
@@ -143,7 +146,7 @@ class OnlineScheduler:
     def _retry_around(self, flight: ChunkAttempt, hosts: set[int], why: str) -> None:
         """Let the chunk of a failed attempt wait again, and note these hosts as suspects."""
         job = flight.job
-        suspected = hosts - job.avoid - ({job.writer} if job.kind is not TransferKind.COPY else set())
+        suspected = hosts - job.avoid - {job.writer}
         if suspected:
             job.avoid |= suspected
             self._event.jobs[job] = None
@@ -539,7 +542,7 @@ class OnlineScheduler:
     def _adopt_restored(self, job: TransferJob) -> None:
         gone = job.sort(())
         self._adopt(job)
-        if job.kind is not TransferKind.COPY and job.writer == intake.NO_WRITER:
+        if job.writer == intake.NO_WRITER and job.writer_name is not None:
             self._end(job, RequestEvent.LOSE_WRITER, "its host is not in the network any more")
         elif gone is not None:
             reason = f"chunk {gone} has no source left: none is in the network any more"

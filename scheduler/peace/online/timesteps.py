@@ -203,7 +203,9 @@ class Timesteps:
         sources: tuple[tuple[int, ...], ...] = ()
         if job.kind is not TransferKind.WRITE:
             sources = tuple(tuple(host for host in unit.left if host not in avoid) for unit in units)
-        return Request(job.name, job.writer, len(numbers), job.placement, job.kind, sources, tuple(numbers), avoid)
+        avoid |= job.others
+        writer, count = job.planned_writer, len(numbers)
+        return Request(job.name, writer, count, job.placement, job.kind, sources, tuple(numbers), avoid)
 
     def _max_chunks(self, job: TransferJob) -> int:
         """The number of the job's chunks that can start in one timestep at most."""
