@@ -24,7 +24,7 @@ from logstore.base.metadata.errors import MetadataError
 from logstore.cluster.members.election import MIN_COPIES_SETTING, min_copies
 from logstore.cluster.members.view import ClusterView, KnownTopic
 from logstore.cluster.streams.stored_topics import StoredTopics
-from logstore.errors import UnknownTopicOrPartition
+from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import TOPIC_ALTERED
 
 AGAIN_S: Final = 1.0
@@ -87,7 +87,7 @@ class GrowingTopics:
                     hosts = await self._count()
                     for name in sorted(self._names):
                         await self._raise(name, hosts)
-                except MetadataError:  # the store's own events say so
+                except (MetadataError, TryAgain):  # the store's own events say so; or somebody else changes the topic
                     self._is_wanted = bool(self._names)
                     await trio.sleep(AGAIN_S)
         finally:
