@@ -476,6 +476,25 @@ async def test_a_group_is_forgotten_at_the_next_time_where_that_was_refused() ->
     assert host.entries == {}
 
 
+async def test_a_group_of_which_nothing_was_kept_leaves_nothing() -> None:
+    """Clients may make group after group while the ledger refuses all: what is known of each ends with it."""
+    owners = Owners()
+    host = await coordinate(owners)
+    owners.owner.max_in_flight = 0
+    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
+    client = Client(host.world, "a").join()
+    host.world.advance(1.0)
+    client.joined()
+    client.sync({client.member_id: b"a"})
+    assert client.syncing.result().error is ErrorCode.coordinator_not_available
+    assert client.leave() is ErrorCode.none
+    owners.owner.max_in_flight = 100
+    host.front.stream.room()
+    ack(owners)
+    host.world.coordinator.drop(GROUP)
+    assert not owners.owner.window
+
+
 async def test_an_entry_that_cannot_be_read_goes_with_its_group() -> None:
     """An operator deletes the group, which is empty here."""
     owners = Owners()
