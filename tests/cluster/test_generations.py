@@ -18,7 +18,7 @@ from logstore.kafka.groups.generations import (
     encode_generation,
 )
 from logstore.kafka.groups.members import FORMER_IDS, JoinResult, Protocol
-from logstore.kafka.groups.settings import WRITE_LIMIT_S
+from logstore.kafka.groups.settings import REFUSED_S, WRITE_LIMIT_S
 from logstore.kafka.groups.state import GroupState
 from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
@@ -370,7 +370,9 @@ async def test_joins_that_fail_put_nobody_in_front_of_who_was_told() -> None:
     owners.owner.max_in_flight = 0
     host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
     for _ in range(FORMER_IDS + 1):
-        assert again.join().joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
+        again.join()
+        host.world.advance(REFUSED_S)
+        assert again.joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
     owners.owner.max_in_flight = 100
     host.front.stream.room()
     ack(owners)
@@ -476,6 +478,36 @@ async def test_a_group_is_forgotten_at_the_next_time_where_that_was_refused() ->
     assert host.entries == {}
 
 
+async def test_what_is_refused_at_once_is_told_later() -> None:
+    """A client that joins again without a pause has a second for each try, as a member and as a static one."""
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    owners.owner.max_in_flight = 0
+    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
+    again = Client(host.world, "a", instance="i").join()
+    for _ in range(2):
+        host.world.advance(REFUSED_S - 0.1)
+        assert not again.joining.done
+        host.world.advance(0.1)
+        assert again.joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
+        again.join()
+    host.world.advance(REFUSED_S)
+    other = Client(host.world, "b").join()
+    again.join()
+    host.world.advance(1.0)
+    for generation in (2, 3):
+        ask_for_assignments([again, other])
+        host.world.advance(REFUSED_S - 0.1)
+        assert not again.syncing.done
+        assert not other.syncing.done
+        host.world.advance(0.1)
+        for client in (again, other):
+            assert client.syncing.result().error is ErrorCode.coordinator_not_available
+            assert client.generation == generation
+            client.join()
+
+
 async def test_a_group_of_which_nothing_was_kept_leaves_nothing() -> None:
     """Clients may make group after group while the ledger refuses all: what is known of each ends with it."""
     owners = Owners()
@@ -486,7 +518,6 @@ async def test_a_group_of_which_nothing_was_kept_leaves_nothing() -> None:
     host.world.advance(1.0)
     client.joined()
     client.sync({client.member_id: b"a"})
-    assert client.syncing.result().error is ErrorCode.coordinator_not_available
     assert client.leave() is ErrorCode.none
     owners.owner.max_in_flight = 100
     host.front.stream.room()
