@@ -478,54 +478,6 @@ async def test_a_group_is_forgotten_at_the_next_time_where_that_was_refused() ->
     assert host.entries == {}
 
 
-async def test_what_is_refused_at_once_is_told_later() -> None:
-    """A client that joins again without a pause has a second for each try, as a member and as a static one."""
-    owners = Owners()
-    host = await coordinate(owners)
-    await formed(owners, host, "a", instance="i")
-    owners.owner.max_in_flight = 0
-    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
-    again = Client(host.world, "a", instance="i").join()
-    for _ in range(2):
-        host.world.advance(REFUSED_S - 0.1)
-        assert not again.joining.done
-        host.world.advance(0.1)
-        assert again.joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
-        again.join()
-    host.world.advance(REFUSED_S)
-    other = Client(host.world, "b").join()
-    again.join()
-    host.world.advance(1.0)
-    for generation in (2, 3):
-        ask_for_assignments([again, other])
-        host.world.advance(REFUSED_S - 0.1)
-        assert not again.syncing.done
-        assert not other.syncing.done
-        host.world.advance(0.1)
-        for client in (again, other):
-            assert client.syncing.result().error is ErrorCode.coordinator_not_available
-            assert client.generation == generation
-            client.join()
-
-
-async def test_a_group_of_which_nothing_was_kept_leaves_nothing() -> None:
-    """Clients may make group after group while the ledger refuses all: what is known of each ends with it."""
-    owners = Owners()
-    host = await coordinate(owners)
-    owners.owner.max_in_flight = 0
-    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
-    client = Client(host.world, "a").join()
-    host.world.advance(1.0)
-    client.joined()
-    client.sync({client.member_id: b"a"})
-    assert client.leave() is ErrorCode.none
-    owners.owner.max_in_flight = 100
-    host.front.stream.room()
-    ack(owners)
-    host.world.coordinator.drop(GROUP)
-    assert not owners.owner.window
-
-
 async def test_an_entry_that_cannot_be_read_goes_with_its_group() -> None:
     """An operator deletes the group, which is empty here."""
     owners = Owners()
