@@ -124,7 +124,10 @@ class Connection:
         """Receive a frame. Raises OSError, MalformedReply."""
         (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if not 0 <= length <= MAX_REPLY_BYTES:
-            raise MalformedReply(f"a reply of {length} bytes from {self.where}")
+            raise MalformedReply(
+                f"a reply of {length} bytes from {self.where}, which is none of Kafka's protocol; is that the "
+                "address of a Kafka listener, and not of HTTP (--http) or of TLS?"
+            )
         return self._receive_exactly(length)
 
     def _receive_exactly(self, length: int) -> memoryview:

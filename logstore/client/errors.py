@@ -63,6 +63,7 @@ DESCRIBE_OR_CREATE: Final = f"{DESCRIBE_TOPIC}, and Create where the topic is to
 _ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
 _HINTS: Final = {
     UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` makes one",
+    15: "in a cluster that is so while too few of the hosts live that have groups: `cairn hosts` says which are away",
     29: _ASK_FOR_RIGHTS,
     30: _ASK_FOR_RIGHTS,
     31: _ASK_FOR_RIGHTS,

@@ -103,7 +103,8 @@ class ClientCheck:
         if not self.knows(request.headers):
             raise ApiError(
                 UNAUTHORIZED,
-                "this coordinator wants its token: Authorization: Bearer TOKEN",
+                "the token is missing or wrong: this coordinator wants Authorization: Bearer TOKEN (--token-file of "
+                "commands)",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 

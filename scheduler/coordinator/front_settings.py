@@ -67,9 +67,9 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"--token-file {path}: {getattr(error, 'strerror', None) or 'must be ASCII'}") from error
+        raise StartError(f"token file {path}: {getattr(error, 'strerror', None) or 'must be ASCII'}") from error
     if len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
-        raise StartError(f"--token-file {path}: a token has at least {MIN_TOKEN_CHARACTERS} characters and no blanks")
+        raise StartError(f"token file {path}: a token has at least {MIN_TOKEN_CHARACTERS} characters and no blanks")
     return token
 
 

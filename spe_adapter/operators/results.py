@@ -37,7 +37,8 @@ def normal(emitted: Emitted, windows: int) -> Results | None:
     if outside.any():
         at = int(np.argmax(outside))
         raise BadResults(
-            f"Results(window=...) has {int(window[at])} for result {at}; the call's windows are 0 to {windows - 1}"
+            f"Results(window=...) has {int(window[at])} for result {at}; the call's windows are 0 to {windows - 1}; "
+            "give the index of each result's window, such as rows.window of its row"
         )
     if times_ms is not None:
         times_ms, _ = exact.fixed("Results(times_ms=...)", _MILLISECOND, times_ms, None, rows.num_rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
-from logstore.client.errors import SecurityFailed
+from logstore.client.errors import SecurityFailed, Unavailable
 from logstore.client.kafka_properties import MAX_WARNINGS, stranger_warnings
 from logstore.client.properties import parse_properties
 from logstore.client.security import PLAINTEXT, PROPERTIES, ClientSecurity, SaslSecurity, TlsSecurity, parse_security
@@ -137,6 +137,17 @@ def test_our_client_checks_the_server(secured: Secured) -> None:
     ca = secured.certificates.ca.read_text()
     with client(secured, "SSL", **{"ssl.truststore.type": "PEM", "ssl.truststore.certificates": ca}) as known:
         known.topics()
+
+
+def test_a_listener_without_tls_is_told_from_a_sidecar_that_is_away(secured: Secured) -> None:
+    """A client with TLS that the listener hangs up on says where the connection ended, and asks for the listener."""
+    security = parse_security({"security.protocol": "SSL", **truststore(secured)})
+    plain = parse_addresses(secured.address("SASL_PLAINTEXT"))
+    with (
+        Client(plain, limit_s=0.5, security=security) as ours,
+        pytest.raises(Unavailable, match=r"inside the TLS handshake; is its listener one with TLS\?\); a server"),
+    ):
+        ours.topics()
 
 
 def test_our_client_shows_its_certificate(secured: Secured) -> None:

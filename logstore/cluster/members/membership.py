@@ -264,7 +264,7 @@ class Membership:
             if other.disk != mine.disk:
                 return HostNameTaken(
                     f"host name {host!r} is taken: {other.link} has it, on disk {other.disk}; stop that host, or give "
-                    "this one another --host-name"
+                    "this one another --host-name and an empty --data-dir"
                 )
         if node is not None:
             holder = schema.decode(schema.StoredNode, node).host
