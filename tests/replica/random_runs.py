@@ -328,8 +328,8 @@ class RandomRun:
         self.cluster.net.cut(second, first)
 
     def _empty(self, host: str) -> bool:
-        """Input stops for a while, everything is deleted, and a host claims the stream. It may crash when it has sealed what
-        the last owner left open, before it opens a chunk of its own.
+        """Input stops for a while, everything is deleted, and a host claims the stream. It may crash when it has sealed
+        what the last owner left open, before it opens a chunk of its own.
         """
         cluster, owner = self.cluster, self.cluster.owner_host()
         if owner is None or owner.owner is None or cluster.net.is_paused(owner.name):
