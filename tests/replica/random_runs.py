@@ -409,7 +409,12 @@ class RandomRun:
     def _may_lose(self, host: str, *, only_live: bool = False) -> bool:
         """Whether every chunk has a whole copy on another member's disk. `only_live`: damage that nobody has found is
         not lost yet, so a member that is away may leave the registration while it is there.
+
+        A disk that is gone is chosen for a chunk as long as its lease holds: where it may be the only member, not yet.
         """
+        if self.cluster.shape.min_copies == 1 and not only_live:
+            if self.cluster.disks[host].label.member in self.cluster.meta.live():
+                return False
         for chunk in self.cluster.registration.chunks:
             others = [other for other in chunk.members if other.host != host]
             if only_live:
