@@ -111,6 +111,9 @@ class AheadReads:
         except (NotQuick, CairnError, OSError):
             self._nursery.start_soon(self._fill, stream, place)
             return
+        except BaseException:  # want of memory, or a defect: nobody may wait for this piece
+            self._under_way.pop(place).set()
+            raise
         self.pieces.put(place, found)
         self._under_way.pop(place).set()
 

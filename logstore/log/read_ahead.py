@@ -2,7 +2,8 @@
 
 Invariants:
 * Entries are checked and contiguous from their key's offset on; each is handed out once.
-* Bounded: `max_bytes` over all readers; the oldest entry is evicted first. Losing an entry only costs a read.
+* Bounded: `max_bytes` and MAX_POSITIONS entries over all readers; the oldest entry is evicted first. Losing an entry
+  only costs a read. An entry, and what was taken of it, keep at most KEPT_TIMES their bytes (`compact`).
 
 Source: CEC paper, section IX (a replay reads stored events asynchronously, apart from sending them).
 """
@@ -13,10 +14,10 @@ from typing import NamedTuple
 
 from logstore.format.batch import HEADER_BYTES, parse_header
 from logstore.interfaces import Buffer
-from logstore.log.reading import ReadResult
+from logstore.log.reading import ReadResult, compact
 
 MAX_POSITIONS = 256
-"""Readers whose place is remembered, to tell sequential reads from seeks."""
+"""Readers whose place is remembered, to tell sequential reads from seeks, and entries at a time."""
 
 
 class ReadPosition(NamedTuple):
@@ -52,7 +53,7 @@ class ReadAhead:
         self._forget(place)
         self._entries[place] = result
         self._used_bytes += result.size_bytes
-        while self._used_bytes > self._max_bytes:
+        while self._used_bytes > self._max_bytes or len(self._entries) > MAX_POSITIONS:
             self._forget(next(iter(self._entries)))
 
     def _forget(self, place: ReadPosition) -> None:
@@ -108,5 +109,6 @@ def split(result: ReadResult, max_bytes: int) -> tuple[ReadResult, ReadResult]:
             next_offset = parse_header(view).base_offset
         rest = [view[cut:], *result.buffers[number + 1 :]] if cut < len(view) else list(result.buffers[number + 1 :])
         served = ReadResult(buffers, next_offset, size + cut)
-        return served, ReadResult(rest, result.next_offset, result.size_bytes - served.size_bytes)
+        left = ReadResult(rest, result.next_offset, result.size_bytes - served.size_bytes)
+        return compact(served), compact(left)
     return result, ReadResult([], result.next_offset, 0)

@@ -3,6 +3,7 @@
 Invariants:
 * Reads return whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* What a read gives keeps at most KEPT_TIMES its bytes in memory, however much of the file was read (`compact`).
 * Reads chunks through immutable views and does not touch the streams, so it may run on reader threads. On the event
   loop it runs with `CachedFiles` and within the limits of a quick read; the code, and so the result, is the same.
 """
@@ -37,6 +38,8 @@ WINDOW_LIMIT_BYTES = 4 << 20
 """Largest piece that is read from a file at a time, however much a reader asks for, unless one batch is larger."""
 WALK_LIMIT_BYTES = 16 << 20
 """A read that hides control batches ends at the latest after it has walked this many bytes."""
+KEPT_TIMES = 4
+"""A reader that asks for less than a piece at a time pays for each copy: with two, up to as much as for the read."""
 MANY_BATCHES = 1 << 30
 """No limit on the batches of a read: its bytes limit them."""
 QUICK_READ_BYTES = 1 << 20
@@ -152,7 +155,18 @@ def read_chunk(
     except CorruptChunk:
         if not buffers:
             raise
-    return ReadResult(buffers, next_offset, size)
+    return compact(ReadResult(buffers, next_offset, size))
+
+
+def compact(result: ReadResult) -> ReadResult:
+    """The result in memory of its own if it keeps more than KEPT_TIMES as many bytes alive as it has: answers that wait
+    for their clients, and pieces for their readers, are counted by what they have.
+    """
+    owners = [memoryview(buffer).obj for buffer in result.buffers]
+    kept_bytes = {id(owner): memoryview(owner).nbytes for owner in owners}
+    if sum(kept_bytes.values()) <= KEPT_TIMES * result.size_bytes:
+        return result
+    return result._replace(buffers=[b"".join(result.buffers)])
 
 
 def load_index(fs: ReadableFiles, cache: IndexCache, view: ChunkView) -> SparseIndex:

@@ -252,6 +252,23 @@ def test_a_silent_member_is_waited_for_once() -> None:
     simulated(test)
 
 
+def test_a_silent_member_is_asked_for_what_others_may_not_show_of_a_sealed_chunk() -> None:
+    """It has let somebody wait, and has all of the chunk; one that was started anew, or copies it, shows nothing of it
+    yet. That is no answer to a reader, whose takeover or look-up would take it for the end of the chunk.
+    """
+
+    async def test(peers: Peers) -> None:
+        with pytest.raises(ChunkUnreachable):
+            await peers.reads.read("t/0", ELSEWHERE, 100, 1000)
+        peers.answers = {"c": lambda asked: entries(C, 100, limit=100)}
+        peers.reads.received(refused(C, Reason.ABSENT))
+        assert peers.reads.answering(ELSEWHERE) is Answering.AT_ONCE
+        peers.answers["b"] = lambda asked: entries(B, asked.offset, b"0", b"1")
+        assert len((await peers.reads.read("t/0", ELSEWHERE, 100, 1000)).entries) == 2
+
+    simulated(test)
+
+
 def test_an_answer_over_a_slow_link_counts_when_it_comes() -> None:
     """Though the next member is asked meanwhile; and less is asked for in the next round, which may come earlier."""
 

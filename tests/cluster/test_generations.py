@@ -18,7 +18,7 @@ from logstore.kafka.groups.generations import (
     encode_generation,
 )
 from logstore.kafka.groups.members import FORMER_IDS, JoinResult, Protocol
-from logstore.kafka.groups.settings import WRITE_LIMIT_S
+from logstore.kafka.groups.settings import REFUSED_S, WRITE_LIMIT_S
 from logstore.kafka.groups.state import GroupState
 from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
@@ -370,7 +370,9 @@ async def test_joins_that_fail_put_nobody_in_front_of_who_was_told() -> None:
     owners.owner.max_in_flight = 0
     host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
     for _ in range(FORMER_IDS + 1):
-        assert again.join().joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
+        again.join()
+        host.world.advance(REFUSED_S)
+        assert again.joining.result() == JoinResult(ErrorCode.coordinator_not_available, "")
     owners.owner.max_in_flight = 100
     host.front.stream.room()
     ack(owners)

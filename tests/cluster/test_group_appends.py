@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -181,6 +182,30 @@ def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
         assert (host.groups, host.outcomes[2:]) == (1, [None])
 
     run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+def unset_events() -> int:
+    """How many events there are in this process for which somebody may wait, or might have."""
+    gc.collect()
+    return sum(type(found) is trio.Event and not found.is_set() for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_group_that_is_sent_again_and_again_leaves_nothing_behind(*, is_told: bool) -> None:
+    """A stream may lack members for days, and each of its groups comes again every few seconds meanwhile."""
+
+    async def test() -> None:
+        host = Host(MemoryOwner())
+        await host.lead()
+        if is_told:
+            host.front.stream.short(2)
+        await host.send(1, 0)
+        before = unset_events()
+        for _ in range(50):
+            await host.send(1, 0)
+        assert unset_events() - before < 10
+
+    run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("is_told", [False, True])

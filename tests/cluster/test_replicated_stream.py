@@ -217,7 +217,7 @@ async def test_refused_producers_are_forgotten_with_age() -> None:
     front.append(b"x")
     assert window.first_refused == 1
     front.clock.advance(round(1000 * FIRST_S))
-    front.stream.roll_if_old()
+    front.stream.tidy()
     assert window.first_refused == 0
     assert len(owner.window) == 1
 

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
-from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
@@ -410,4 +410,23 @@ async def test_the_walk_looks_at_what_is_due(tmp_path: Path, autojump_clock: tri
         at.retention.all_due()
         await trio.testing.wait_all_tasks_blocked()
         assert at.owner.asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_walk_forgets_refused_batches_of_streams_of_other_hosts(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Producers who have asked a host that does not lead the stream, and never come again: they are not kept."""
+    async with world(tmp_path, TopicConfig()) as at, trio.open_nursery() as nursery:
+        stream = at.front.stream
+        stream.deposed(2)
+        for producer_id in range(10):
+            with pytest.raises(NotLeader):
+                at.front.append(b"x", producer_id=producer_id, sequence=0)
+        assert stream._window.first_refused == 10
+        nursery.start_soon(at.retention.run, lambda: [stream])
+        at.clock.advance(round(1000 * FIRST_S))
+        at.retention.all_due()
+        await trio.testing.wait_all_tasks_blocked()
+        assert stream._window.first_refused == 0
         nursery.cancel_scope.cancel()

@@ -3,23 +3,34 @@
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.errors import MetadataUnavailable
+from logstore.base.metadata.interface import Committed, ConditionFailed, Delete, MetadataStore, Page, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
+from logstore.cluster.streams import growing_topics
 from logstore.cluster.streams.producer_ids import BLOCK, KEY, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
-from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
+from logstore.errors import (
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicas,
+    TopicExists,
+    TryAgain,
+    UnknownTopicOrPartition,
+)
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED
 from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings
@@ -286,6 +297,105 @@ async def test_a_topic_that_was_made_behind_the_coming_of_hosts_follows_them(tmp
         await store.commit(schema.create_topic("raced", topic))
         await asks_for(one, "raced", 2)
         assert (await stored_topic(store, "raced")).hosts == 0
+
+
+class AwayForAMoment:
+    """A metadata store that does not answer the next `left` readings of disks; watches and leases go on."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.left = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def page(self, prefix: str, **wanted: Any) -> Page:
+        """See MetadataStore."""
+        if prefix == schema.DISKS and self.left:
+            self.left -= 1
+            raise MetadataUnavailable("no answer; nothing was changed")
+        return await self._store.page(prefix, **wanted)
+
+
+async def test_a_store_that_is_away_when_hosts_come_leaves_no_topic_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is raised when the store answers again, although no member changes behind that: leases outlast it."""
+    monkeypatch.setattr(growing_topics, "AGAIN_S", 0.01)
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        away = AwayForAMoment(store)
+        host = Host(cast(MetadataStore, away), nursery, iter(range(1, 9)))
+        nursery.start_soon(host.view.run)
+        for number in range(2):
+            await a_disk_starts(store, f"h{number}")
+            await host_comes(store, number)
+        await host.view.complete()
+        topic = await settled(host.front.create_topic("early", 1, {}))
+        assert topic.config.min_insync_replicas == 1
+        await trio.testing.wait_all_tasks_blocked()
+        away.left = 2
+        await a_disk_starts(store, "h2")
+        await host_comes(store, 2)
+        await asks_for(host, "early", 2)
+        assert not away.left
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_whose_entry_is_damaged_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic behind it in the order of names asks for as many members as it should, and so does this one when its
+    entry is put in order.
+    """
+    monkeypatch.setattr(growing_topics, "AGAIN_S", 0.01)
+    async with two_hosts(tmp_path, members=1) as (one, _, store):
+        await a_disk_starts(store, "h0")
+        for name in ("a", "b"):
+            await settled(one.front.create_topic(name, 1, {}))
+        whole = schema.encode(await stored_topic(store, "a"))
+        await store.commit(Transaction((), (Put(schema.topic_key("a"), b"{}"),)))
+        for number in (1, 2):
+            await a_disk_starts(store, f"h{number}")
+            await host_comes(store, number)
+        await asks_for(one, "b", 2)
+        await store.commit(Transaction((), (Put(schema.topic_key("a"), whole),)))
+        await asks_for(one, "a", 2)
+
+
+class ChangedMeanwhile:
+    """A metadata store in which somebody else changes the topic `orders` before each transaction on it."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.changes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
+        """See MetadataStore."""
+        entry = (await self._store.get(schema.topic_key("orders"))).entry
+        if entry is not None:
+            self.changes += 1
+            topic = schema.decode(schema.StoredTopic, entry)
+            changed = replace(topic, settings={"retention.ms": f"{self.changes}"})
+            await self._store.commit(Transaction((), (Put(entry.key, schema.encode(changed)),)))
+        return await self._store.commit(transaction)
+
+
+async def test_what_others_undo_all_the_time_is_not_said_to_be_done(tmp_path: Path) -> None:
+    """A deletion and a change that come too late each time end with an error after which clients ask again."""
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        host = Host(cast(MetadataStore, ChangedMeanwhile(store)), nursery, iter(range(1, 9)))
+        nursery.start_soon(host.view.run)
+        await host_comes(store, 0)
+        await host.view.complete()
+        topic = await settled(host.front.create_topic("orders", 1, {}, 1))
+        for change in (host.front.delete_topic("orders"), host.front.add_partitions("orders", 2)):
+            with pytest.raises(TryAgain):
+                await settled(change)
+        assert (await stored_topic(store, "orders")).topic_id == topic.topic_id.hex
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_copies_of_a_topic_are_raised(tmp_path: Path) -> None:

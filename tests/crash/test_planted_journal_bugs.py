@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from logstore.base.events import Report
 from logstore.errors import CairnError
 from logstore.format import journal_block
+from logstore.format.batch import iterate_batches, patch_base
+from logstore.format.journal_block import JournalPart
 from logstore.interfaces import FileSystem
 from logstore.log import journal, journal_replay, recovery, store
 from logstore.log.backlog import Backlog
 from logstore.log.chunk_writer import ChunkWriter
+from logstore.log.chunks import Chunk
 from logstore.log.jobs import Operation, Sync, WriteFile
 from logstore.log.journal import Journal, JournalFile
 from logstore.log.stream import Stream
@@ -156,6 +160,48 @@ def removed_before_chunks_are_synced(patch: Patch) -> Setup:
     return journaled(Setup(seed=1))
 
 
+def parts_behind(chunk: Chunk, journaled: Sequence[JournalPart]) -> list[JournalPart]:
+    """What the journal holds of a chunk behind its proven end."""
+    of_chunk = [part for part in journaled if part.place.chunk_offset == chunk.base_offset]
+    return [part for part in of_chunk if part.place.position + len(part.data) > chunk.size_bytes]
+
+
+def replayed_behind_what_is_there(patch: Patch) -> Setup:
+    """A start puts what the journal holds behind the end of the file, which may have some of it."""
+
+    def replay(fs: FileSystem, chunk: Chunk, journaled: Sequence[JournalPart], _: Report) -> int:
+        end = fs.size(chunk.log_path)
+        for part in parts_behind(chunk, journaled):
+            fs.write(chunk.log_path, end, [part.data])
+            end += len(part.data)
+        return end
+
+    patch.setattr(recovery, "_replay", replay)
+    return journaled(Setup(seed=1))
+
+
+def replayed_twice(patch: Patch) -> Setup:
+    """A start appends the journal's last part again if the file has it already: as new batches, at new offsets."""
+    original = recovery._replay
+
+    def replay(fs: FileSystem, chunk: Chunk, journaled: Sequence[JournalPart], report: Report) -> int:
+        found = fs.size(chunk.log_path)
+        end = original(fs, chunk, journaled, report)
+        parts = parts_behind(chunk, journaled)
+        if not parts or parts[-1].place.position + len(parts[-1].data) > found:
+            return end
+        again = bytearray(parts[-1].data)
+        batches = list(iterate_batches(again))
+        moved = batches[-1][1].next_offset - batches[0][1].base_offset
+        for position, header in batches:
+            patch_base(again, position, header.base_offset + moved, header.partition_leader_epoch)
+        fs.write(chunk.log_path, end, [again])
+        return end + len(again)
+
+    patch.setattr(recovery, "_replay", replay)
+    return journaled(Setup(seed=1))
+
+
 def few(world: SimulatedStore) -> None:
     """Some small appends, two in one block, a large one behind them, and a clean restart."""
     world.create_topic("t", 1)
@@ -206,6 +252,8 @@ PLANTS = (
     (only_the_newest_file_replayed, busy, WIDE),
     (backlog_left_out_of_a_direct_write, mixed, PLAN),
     (removed_before_chunks_are_synced, few, PLAN),
+    (replayed_behind_what_is_there, few, PLAN),
+    (replayed_twice, few, PLAN),
 )
 
 

@@ -14,7 +14,9 @@ from kio.static.primitive import i64
 from logstore.format.batch import iterate_batches
 from logstore.format.control import Begin, End, encode_control
 from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.kafka import codec, fetch
 from logstore.log.journal import JournalLimits
+from logstore.log.reading import KEPT_TIMES
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
 from tests.kafka.front_driver import (
@@ -146,6 +148,29 @@ async def test_limits_hold(tmp_path: Path, from_disk: bool) -> None:
             assert [len(part.records) for part in answer.responses[0].partitions] == [batches * whole] * 2
         answer = await peer.fetch(offsets=(0, 0), max_bytes=7 * whole)
         assert [len(part.records) for part in answer.responses[0].partitions] == [6 * whole, whole]
+
+
+async def test_an_answer_keeps_no_more_memory_than_it_reserves(tmp_path: Path) -> None:
+    """One batch of each of many partitions, whose files are read in large pieces: a client that takes such answers
+    slowly, or never, costs what is counted for it.
+    """
+    settings = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0))
+    one, partitions = batch(1, 1000), 20
+    async with serving(tmp_path, store_settings=settings, partitions=partitions) as server:
+        for number in range(partitions):
+            stream = server.engine.store.stream(TOPIC, number)
+            for _ in range(300):
+                ticket = stream.append(bytearray(one), now_ms=NOW_MS)
+            await server.engine.wait(ticket)
+        for offset in range(3):  # from the second one on, more is read at a time
+            frame = memoryview(fetch_frame(offsets=(offset,) * partitions, partition_max_bytes=len(one)))[4:]
+            request = fetch.decode(frame, codec.decode_header(frame).body_at, 11)
+            body, reserved = await fetch.handle(server.kafka._broker, request, server.kafka._answers)
+            owners = [memoryview(part).obj for part in body]
+            kept = sum({id(owner): memoryview(owner).nbytes for owner in owners}.values())
+            server.kafka._answers.give(reserved)
+            assert reserved == partitions * len(one)
+            assert kept <= (KEPT_TIMES + 1) * reserved
 
 
 async def test_a_first_batch_above_all_limits_is_served(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, encode_batch
-from logstore.log.read_ahead import ReadAhead, ReadPosition, split
-from logstore.log.reading import ReadResult
+from logstore.log.read_ahead import MAX_POSITIONS, ReadAhead, ReadPosition, split
+from logstore.log.reading import KEPT_TIMES, ReadResult
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
 
@@ -49,6 +49,32 @@ def test_taking_piece_by_piece_gives_the_whole(sizes: list[int], wants: list[int
     got += b"".join(rest.buffers) if rest is not None else b""
     assert got == b"".join(whole.buffers)
     assert not ahead.holds(place)
+
+
+def kept_bytes(result: ReadResult) -> int:
+    """Bytes of memory that a result keeps from being used again."""
+    owners = [memoryview(buffer).obj for buffer in result.buffers]
+    return sum({id(owner): memoryview(owner).nbytes for owner in owners}.values())
+
+
+def test_a_part_of_a_piece_keeps_no_more_memory_than_it_counts() -> None:
+    """A few of many batches that were read at once, whether they are served or left for later, are not all of them."""
+    one = result_of([100], 0).size_bytes
+    whole = result_of([100] * 100, 100)
+    for wanted in (one, 10 * one, 90 * one, 99 * one):
+        served, rest = split(whole, wanted)
+        assert kept_bytes(served) <= KEPT_TIMES * served.size_bytes
+        assert kept_bytes(rest) <= KEPT_TIMES * rest.size_bytes
+
+
+def test_as_many_pieces_are_kept_as_places_of_readers() -> None:
+    """However small they are: each costs more than its bytes."""
+    one = result_of([1], 0)
+    ahead = ReadAhead(1 << 20)
+    places = [ReadPosition("s", number, False) for number in range(MAX_POSITIONS + 10)]
+    for place in places:
+        ahead.put(place, one)
+    assert [place for place in places if ahead.holds(place)] == places[10:]
 
 
 def test_the_oldest_goes_when_there_is_no_room() -> None:

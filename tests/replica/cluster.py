@@ -255,6 +255,8 @@ class Host:
             if isinstance(effect, Send):
                 if not effect.host.startswith("reader"):
                     self.cluster.counts[type(effect.message).__name__] += 1
+                if isinstance(effect.message, FenceDone):
+                    self.cluster.fenced[self.name] = None
                 self.net.send(self.name, effect.host, effect.message)
             elif isinstance(effect, ReadRegistration | SwapRegistration):
                 self.cluster.counts[type(effect).__name__] += 1
@@ -342,6 +344,7 @@ class Host:
         """Delete the records in front of an offset."""
         assert self.owner is not None
         self.net.note(f"trim to {log_start} at {self.name}")
+        self.cluster.history.start_asked(log_start)
         self.carry_out(self.owner.trim(log_start, self.owner_ms, keeps_last=self.cluster.keeps_last))
 
     def roll(self) -> None:
@@ -428,6 +431,8 @@ class Cluster:
         self.busy: dict[tuple[str, int | None], int] = {}
         self.counts: Counter[str] = Counter()
         """Messages, requests to the metadata store and synced operations, by type."""
+        self.fenced: dict[str, None] = {}
+        """Hosts that have answered a fence, until somebody clears it."""
         self.appended = self.early_reads = 0
         """Batches; and takeovers in which the stream was read before it took any."""
         self.keeps_last = True

@@ -6,7 +6,8 @@
 * Batches of one owner are in the order in which it took them.
 * A reader never goes back: what it has seen stays, also if it was never acknowledged.
 * Nothing is read that was never appended.
-* A log start that was told to a client never goes back, and nothing at or behind it is lost.
+* A log start that was told to a client never goes back, and nothing at or behind it is lost. It never lies behind
+  what a client asked for.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class History:
     deposed: int = 0
     log_start: int = 0
     """As the metadata store has it."""
+    asked_start: int = 0
+    """The furthest log start that a client has asked for."""
     trims: int = 0
 
     def append(self, data: bytes, owner: OwnerId, offset: int) -> None:
@@ -71,8 +74,14 @@ class History:
         self.seen += 1
         self._note(offset, entry.data, f"read from {where}")
 
+    def start_asked(self, log_start: int) -> None:
+        """A client asks for all records in front of an offset to be deleted."""
+        self.asked_start = max(self.asked_start, log_start)
+
     def start_registered(self, log_start: int) -> None:
         """The metadata store has a registration with this log start."""
+        if log_start > self.asked_start:
+            raise PromiseBroken(f"the log starts at {log_start}, and {self.asked_start} was asked for at most")
         if log_start < self.log_start:
             raise PromiseBroken(f"the log starts at {log_start} again, after {self.log_start}")
         self.trims += log_start > self.log_start

@@ -14,7 +14,7 @@ from random import Random
 from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import Member, Prefix
 from logstore.testing.simnet import NetRules
-from tests.replica.cluster import LIMITS, STREAM, Cluster, ClusterShape, Planted
+from tests.replica.cluster import LIMITS, STREAM, TICK_US, Cluster, ClusterShape, Planted
 from tests.replica.disk import ReplicaDisk
 from tests.replica.metadata import META
 
@@ -29,6 +29,9 @@ SHAPES = (
     ClusterShape(("a", "b", "c", "d", "e", "f"), copies=5, min_copies=3),
 )
 SETTLE_MS = 30_000
+USURP_MS = 120
+"""A little longer than a claim waits for members that do not answer."""
+BATCH_BYTES = len(b"batch 000001.")
 HASTY = replace(LIMITS, short_after_ms=300, slow_after_ms=1_000)
 """What waits for members is told while the actions last."""
 
@@ -84,6 +87,8 @@ class RandomRun:
             (2, self._roll),
             (1, self._disk_full),
             (3, self._make_room),
+            (4, self._usurp),
+            (2, self._empty),
         ]
         self.cluster.keeps_last = self.random.random() < 0.7
 
@@ -138,10 +143,37 @@ class RandomRun:
         if cluster.history.acked == before:
             raise NotLive(f"seed {self.seed}: nothing is acknowledged after healing; {cluster.registration}")
         cluster.net.run(2_000_000)
+        self._fill_beside_store()
         cluster.scrub()
         if not cluster.settle(SETTLE_MS):
             raise NotLive(f"seed {self.seed}: damage is not repaired; {cluster.registration}")
         cluster.check()
+
+    def _fill_beside_store(self) -> None:
+        """Nothing is amiss, and the metadata store goes away: a chunk that becomes full meanwhile takes batches on."""
+        cluster = self.cluster
+        host = cluster.owner_host()
+        if host is None or host.owner is None or host.owner._appending.end.is_due:
+            return
+        before = cluster.registration.epoch
+        cluster.net.pause(META)
+        size_bytes = host.owner.acked.length_bytes
+        while size_bytes <= LIMITS.chunk_bytes:
+            if not cluster.append(host.name):
+                raise NotLive(f"seed {self.seed}: no batch is taken while the metadata store is away")
+            size_bytes += BATCH_BYTES
+            cluster.net.run(3_000)
+        cluster.net.run(2 * TICK_US)
+        appended = cluster.append(host.name)
+        cluster.net.run(2 * TICK_US)
+        if not appended or host.pending:
+            raise NotLive(f"seed {self.seed}: a full chunk waits for the metadata store; {cluster.registration}")
+        cluster.net.resume(META)
+        if not cluster.settle(SETTLE_MS):
+            raise NotLive(f"seed {self.seed}: the metadata store came back, and nothing is settled")
+        cluster.net.run(500_000)
+        if cluster.registration.epoch == before:
+            raise NotLive(f"seed {self.seed}: a full chunk is not followed by another one; {cluster.registration}")
 
     # ---- actions: True if it was possible
 
@@ -252,6 +284,78 @@ class RandomRun:
         self.cluster.hosts[host].roll()
         return True
 
+    def _usurp(self, host: str) -> bool:
+        """A host claims the stream that reaches one of its members alone; the owner takes batches, and hears of nothing
+        from the metadata store. The member may crash just behind its answer to the fence, and start again at once.
+        """
+        cluster, net = self.cluster, self.cluster.net
+        owner, chunk = cluster.owner_host(), cluster.registration.open_chunk
+        if owner is None or chunk is None or net.is_paused(owner.name):
+            return False
+        others = [member.host for member in chunk.members if member.host != owner.name]
+        able = [name for name in self._able_hosts() if name != owner.name]
+        if not able or not others:
+            return False
+        claimer = self.random.choice([name for name in able if name not in others] or able)
+        reached = self.random.choice(others)
+        net.heal()
+        self._sever(owner.name, META)
+        for name in (owner.name, *others):
+            if name not in (reached, claimer):
+                net.cut(claimer, name)
+        crashes = self.random.random() < 0.5
+        if not crashes and self.random.random() < 0.5:
+            net.cut(reached, owner.name)
+            net.cut(META, reached)
+        was_loaded, self._is_loaded = self._is_loaded, True
+        cluster.fenced.clear()
+        cluster.hosts[claimer].claim(cluster.meta.live())
+        for _ in range(USURP_MS):
+            self._pass_time(1_000)
+            if crashes and reached in cluster.fenced and reached in cluster.hosts:
+                self._restart(reached)
+                crashes = False
+        self._is_loaded = was_loaded
+        return True
+
+    def _able_hosts(self) -> list[str]:
+        """Hosts that may claim the stream."""
+        up = [name for name in self.cluster.shape.hosts if name in self.cluster.hosts]
+        return [name for name in up if self.cluster.hosts[name].replica and not self.cluster.net.is_paused(name)]
+
+    def _sever(self, first: str, second: str) -> None:
+        self.cluster.net.cut(first, second)
+        self.cluster.net.cut(second, first)
+
+    def _empty(self, host: str) -> bool:
+        """Input stops for a while, everything is deleted, and a host claims the stream. It may crash when it has sealed
+        what the last owner left open, before it opens a chunk of its own.
+        """
+        cluster, owner = self.cluster, self.cluster.owner_host()
+        if owner is None or owner.owner is None or cluster.net.is_paused(owner.name):
+            return False
+        owner.roll()
+        cluster.net.run(5 * TICK_US)
+        if cluster.owner_host() is owner:
+            owner.trim(owner.owner.next_offset)
+            cluster.net.run(5 * TICK_US)
+        able = [name for name in self._able_hosts() if name != owner.name]
+        if able:
+            claimer = self.random.choice(able)
+            cluster.hosts[claimer].claim(cluster.meta.live())
+            if self.random.random() < 0.5:
+                self._crash_before_opening(claimer)
+            cluster.net.run(USURP_MS * 1_000)
+        return True
+
+    def _crash_before_opening(self, host: str) -> None:
+        until_us = self.cluster.net.now_us + USURP_MS * 1_000
+        while self.cluster.net.now_us < until_us and self.cluster.net.step():
+            registration = self.cluster.registration
+            if registration.owner == self.cluster.hosts[host].me and registration.open_chunk is None:
+                self._restart(host)
+                return
+
     def _disk_full(self, host: str) -> bool:
         self.cluster.disks[host].is_full = True
         return True
@@ -305,7 +409,12 @@ class RandomRun:
     def _may_lose(self, host: str, *, only_live: bool = False) -> bool:
         """Whether every chunk has a whole copy on another member's disk. `only_live`: damage that nobody has found is
         not lost yet, so a member that is away may leave the registration while it is there.
+
+        A disk that is gone is chosen for a chunk as long as its lease holds: where it may be the only member, not yet.
         """
+        if self.cluster.shape.min_copies == 1 and not only_live:
+            if self.cluster.disks[host].label.member in self.cluster.meta.live():
+                return False
         for chunk in self.cluster.registration.chunks:
             others = [other for other in chunk.members if other.host != host]
             if only_live:

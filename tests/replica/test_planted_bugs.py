@@ -1,4 +1,4 @@
-"""Every planted bug is found, by a story or by random runs; the product fails neither."""
+"""Every planted bug is found by random runs, and most of them are shown by a story too; the product fails neither."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ from tests.replica.planted import PLANTED
 from tests.replica.random_runs import run_seed
 from tests.replica.stories import FOLDER, play
 
-SEEDS = range(40)
-FOUND_BY: dict[str, int | str] = {
+MOST_SEEDS = 200
+"""Random runs in which each bug is found, at most. Today 19 do."""
+FOUND_AT = {
+    "fence is not durable": 1,
+    "ack from local sync alone": 1,
+    "roll seals at the longest length": 1,
+    "takeover seals below the acked length": 2,
+    "takeover fences nobody": 1,
+    "truncation by a message": 6,
+    "append below the fence is accepted": 1,
+    "fence is answered before appends are synced": 1,
+    "confirmed before the sync": 1,
+    "removal before the registration": 18,
+    "stream without chunks starts anew": 18,
+    "trim drops the last chunk": 5,
+    "trim drops what is not acknowledged": 8,
+    "registrations are looked at once for each replica": 9,
+    "wiped disk keeps its name": 3,
+    "old disk is judged by its new label": 1,
+    "damaged copy passes for a shorter one": 7,
+}
+"""The seed to try first, where it is not 0. Seeds change their meaning when the protocol does; then all are tried."""
+TOLD_BY = {
     "fence is not durable": "fence_survives_a_restart",
-    "ack while the seal is asked for": 6,
-    "takeover seals at the longest length": 21,
     "takeover seals below the acked length": "all_members_lost",
     "replica set changes within an epoch": "failing_disk",
     "cached registration is believed": "second_takeover",
@@ -24,9 +43,6 @@ FOUND_BY: dict[str, int | str] = {
     "batches are sent again in another order": "failing_disk",
     "unreachable stream starts anew": "all_members_lost",
     "truncation by a message": "zombie_rolls",
-    "target is a member before it has the copy": 3,
-    "gap is accepted": 0,
-    "repeated append is applied twice": 0,
     "append below the fence is accepted": "fence_survives_a_restart",
     "fence is answered before appends are synced": "fence_waits_for_syncs",
     "confirmed before the sync": "append",
@@ -44,27 +60,40 @@ FOUND_BY: dict[str, int | str] = {
     "old disk is judged by its new label": "old_disk",
     "damaged copy passes for a shorter one": "damaged_at_takeover",
 }
-"""Where to look first: a seed, or a story. Seeds change their meaning when the protocol does; then all are tried."""
+"""The story to look at first."""
 
 
-def is_found_by(where: int | str, planted: Planted) -> bool:
-    """Whether a story comes out otherwise, or a run breaks a promise, with a planted bug."""
+def breaks_a_promise(seed: int, planted: Planted) -> bool:
+    """Whether a check of a random run finds a planted bug."""
     try:
-        if isinstance(where, int):
-            run_seed(where, planted=planted)
-            return False
-        text = (FOLDER / f"{where}.txt").read_text(encoding="utf-8")
+        run_seed(seed, planted=planted)
+    except AssertionError:
+        return True
+    return False
+
+
+def is_told_otherwise(story: str, planted: Planted) -> bool:
+    """Whether a story comes out otherwise with a planted bug."""
+    text = (FOLDER / f"{story}.txt").read_text(encoding="utf-8")
+    try:
         return play(text, planted) != text
     except AssertionError:
         return True
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str) -> None:
-    """A history with it breaks a promise, does not heal, or tells another story."""
-    first = FOUND_BY.get(name, 0)
+def test_checks_of_random_runs_find_a_planted_bug(name: str) -> None:
+    """Nobody has to know the bug: a history with it breaks a promise or does not heal, in one of the first runs."""
+    first = FOUND_AT.get(name, 0)
+    assert first < MOST_SEEDS
+    assert any(breaks_a_promise(seed, PLANTED[name]) for seed in (first, *range(MOST_SEEDS)))
+
+
+@pytest.mark.parametrize("name", TOLD_BY)
+def test_a_story_shows_a_planted_bug(name: str) -> None:
+    """A story is told otherwise with it."""
     stories = sorted(path.stem for path in FOLDER.glob("*.txt"))
-    assert any(is_found_by(where, PLANTED[name]) for where in (first, *SEEDS, *stories))
+    assert any(is_told_otherwise(story, PLANTED[name]) for story in (TOLD_BY[name], *stories))
 
 
 def test_they_change_what_there_is() -> None:
@@ -80,4 +109,4 @@ def test_they_change_what_there_is() -> None:
 def test_there_are_enough_of_them() -> None:
     """At least the ones that other systems had."""
     assert len(PLANTED) >= 12
-    assert set(FOUND_BY) <= set(PLANTED)
+    assert set(FOUND_AT) | set(TOLD_BY) <= set(PLANTED)

@@ -240,9 +240,18 @@ class GroupAppends:
 
 
 async def _settled(ticket: Ticket[None]) -> None:
-    """Wait for a ticket. Raises its error."""
+    """Wait for a ticket. Raises its error. Nothing is left of who waits no more: a group that waits for its stream's
+    members comes again and again, for as long as they are missing.
+    """
     if not ticket.done:
         settled = trio.Event()
-        ticket.add_callback(lambda _: settled.set())
-        await settled.wait()
+
+        def settle(_: Ticket[None]) -> None:
+            settled.set()
+
+        ticket.add_callback(settle)
+        try:
+            await settled.wait()
+        finally:
+            ticket.remove_callback(settle)
     ticket.result()

@@ -10,7 +10,8 @@ Invariants:
 * A host that cannot be reached is not asked. If none can, the read lasts as long as links are down for a moment; not
   again for SILENT_S. A member that let somebody wait for SILENT_AFTER_S is
   silent, for SILENT_S or until it answers anything: silent members are asked last and all at once, and only if no other
-  one has answered. So what one member costs, it costs once, not each read of each of its chunks.
+  one has answered. So what one member costs, it costs once, not each read of each of its chunks. That another one may
+  show nothing of a sealed chunk is no answer to who reads it: somebody has all of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +41,14 @@ SILENT_S: Final = 5.0
 class _EntriesQuestion:
     """What one read asks."""
 
-    __slots__ = ("answer", "awaited", "chunk", "max_bytes", "offset", "owing", "stream", "told")
+    __slots__ = ("answer", "awaited", "chunk", "is_late", "is_look", "max_bytes", "offset", "owing", "stream", "told")
 
-    def __init__(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> None:
+    def __init__(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, *, is_look: bool) -> None:
+        """`is_look`: what is asked for is not the entries, but what is acknowledged."""
         self.stream, self.chunk, self.offset, self.max_bytes = stream, chunk, offset, max_bytes
+        self.is_look = is_look
+        self.is_late = False
+        """Silent members are asked although others have answered."""
         self.owing: set[Member] = set()
         """Asked members that have not answered."""
         self.awaited: set[Member] = set()
@@ -52,6 +57,13 @@ class _EntriesQuestion:
         """The newest answer; one with entries ends the read."""
         self.told = trio.Event()
         """There is an answer with entries, or all have answered that are waited for."""
+
+    @property
+    def lacks_entries(self) -> bool:
+        """Whether those who have answered may show nothing of what somebody else has: the chunk is sealed."""
+        answer, end = self.answer, self.chunk.end
+        is_there = end is not None and self.offset < end.next_offset and not self.is_look
+        return is_there and answer is not None and not answer.entries
 
 
 class EntryReads:
@@ -77,11 +89,16 @@ class EntryReads:
         """
         if chunk.tiered is not None and not any(map(self._is_reachable, chunk.members)):
             raise ChunkUnreachable(f"{stream}: the chunk from {chunk.base_offset} on is on no host that can be reached")
-        question = _EntriesQuestion(stream, chunk, offset, max_bytes)
-        if self.answering(chunk) is Answering.AT_ONCE:
+        return await self._in_turn(_EntriesQuestion(stream, chunk, offset, max_bytes, is_look=False))
+
+    async def _in_turn(self, question: _EntriesQuestion) -> EntriesRead:
+        if self.answering(question.chunk) is Answering.AT_ONCE:
             async with self._limiter:
-                if self.answering(chunk) is Answering.AT_ONCE:  # while it waited for its turn too
-                    return await self._read(question)
+                if self.answering(question.chunk) is Answering.AT_ONCE:  # while it waited for its turn too
+                    answer = await self._read(question)
+                    if not (question.lacks_entries and self._order(question.chunk)[1]):
+                        return answer
+        question.is_late = True
         async with self._late_limiter:
             return await self._read(question)
 
@@ -109,7 +126,7 @@ class EntryReads:
             if self.answering(chunk) is not Answering.AT_ONCE:
                 return None
             try:
-                return (await self.read(stream, chunk, offset, 1)).limit_offset
+                return (await self._in_turn(_EntriesQuestion(stream, chunk, offset, 1, is_look=True))).limit_offset
             except ChunkUnreachable:
                 return None
 
@@ -166,7 +183,7 @@ class EntryReads:
                 await self._ask(question, [member], max_bytes)
                 if question.answer is not None and question.answer.entries:
                     return question.answer
-            if silent and question.answer is None:
+            if silent and (question.answer is None or (question.is_late and question.lacks_entries)):
                 await self._ask(question, silent, max_bytes)
             if question.answer is not None:
                 return question.answer  # without entries: nobody knows more yet of what is acknowledged

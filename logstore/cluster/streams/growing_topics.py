@@ -7,13 +7,16 @@ Invariants:
 * Which hosts the cluster has, the metadata store says when it counts: a view that is late, or that shows few hosts
   because the others are away, makes no topic ask for fewer copies.
 * The number of a topic never falls. At the topic's replicas it is left out, for good.
-* Every host raises it; who comes second finds it raised. A store that is away ends that: what was not raised is when
-  the members change next, as they do behind any such time.
+* Every host raises it; who comes second finds it raised. While the store is away, or refuses this host, that is tried
+  again: no member need change behind such a time, for etcd's leases outlast etcd's own absence.
+* A topic whose entry is damaged holds up no other one.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
+
+import trio
 
 from logstore.base.events import Report
 from logstore.base.metadata import schema
@@ -21,8 +24,11 @@ from logstore.base.metadata.errors import MetadataError
 from logstore.cluster.members.election import MIN_COPIES_SETTING, min_copies
 from logstore.cluster.members.view import ClusterView, KnownTopic
 from logstore.cluster.streams.stored_topics import StoredTopics
-from logstore.errors import UnknownTopicOrPartition
+from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import TOPIC_ALTERED
+
+AGAIN_S: Final = 1.0
+"""Between a failed try and the next one."""
 
 
 class TopicsHost(Protocol):
@@ -77,11 +83,13 @@ class GrowingTopics:
         try:
             while self._is_wanted:
                 self._is_wanted = False
-                hosts = await self._count()
-                for name in sorted(self._names):
-                    await self._raise(name, hosts)
-        except MetadataError:
-            pass  # the store's own events say so; see the module
+                try:
+                    hosts = await self._count()
+                    for name in sorted(self._names):
+                        await self._raise(name, hosts)
+                except (MetadataError, TryAgain):  # the store's own events say so; or somebody else changes the topic
+                    self._is_wanted = bool(self._names)
+                    await trio.sleep(AGAIN_S)
         finally:
             self._is_at_work = False
 
@@ -89,6 +97,8 @@ class GrowingTopics:
         known = self._host.view.topics.get(name)
         if known is None or not 0 < known.topic.hosts < hosts:
             return
+        if schema.topic_key(name) in self._host.view.damaged:
+            return  # the view tells when the entry is another one
         made: schema.StoredTopic | None = None
 
         def raised(now: schema.StoredTopic) -> schema.StoredTopic:

@@ -134,6 +134,8 @@ class ReplicatedStream(TieredBounds):
         self._in_flight: deque[SubmittedBatch] = deque()
         self._early = EarlyAppends(self._append_of_client, services.spawn)
         self._window = RefusalWindow(services.clock)
+        self.tidy = self._window.tidy
+        """Forget refused batches that come no more, whoever leads."""
         self._groups: dict[GroupKey, AppendTicket] = {}
         """Groups under way."""
         self._ownership = 0
@@ -587,10 +589,7 @@ class ReplicatedStream(TieredBounds):
         return ticket
 
     def roll_if_old(self) -> None:
-        """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
-        trimmed; and forget refused batches that come no more. Raises NotLeader.
-        """
-        self._window.tidy()
+        """Seal the open chunk if it is older than the topic's settings allow, or all is trimmed. Raises NotLeader."""
         config, acked = self.config, self._services.owners.acked(self.stream)
         if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
             return

@@ -171,6 +171,7 @@ class ClusterRetention:
             for number, stream in enumerate(found, 1):
                 if number % STREAMS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+                stream.tidy()
                 if stream.is_leader:
                     await self._look_at(stream)
 

@@ -14,7 +14,7 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, MetadataStore, Transaction
 from logstore.cluster.members.view import ClusterView
-from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
+from logstore.errors import InvalidPartitions, TopicExists, TryAgain, UnknownTopicOrPartition
 
 TRIES: Final = 8
 """An entry changes by administrators only; a transaction without an answer is made again."""
@@ -53,8 +53,8 @@ class StoredTopics:
     async def alter(self, name: str, topic_id: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> None:
         """Give a topic other settings or more partitions: `change` says what it is to be, from what it is.
 
-        Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones, and
-        what `change` raises.
+        Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones,
+        TryAgain if others change it all the time, and what `change` raises.
         """
         wanted: schema.StoredTopic | None = None
         for _ in range(TRIES):
@@ -73,10 +73,12 @@ class StoredTopics:
             if isinstance(outcome, Committed):
                 await self._view.topics_reached(outcome.revision)
                 return
-        raise UnknownTopicOrPartition(f"topic {name!r} changes all the time: try again")
+        raise _unsettled(name)
 
     async def delete(self, name: str, topic_id: str) -> None:
-        """Delete a topic. Raises UnknownTopicOrPartition if there is none with this name and id."""
+        """Delete a topic. Raises UnknownTopicOrPartition if there is none with this name and id, TryAgain if others
+        change it all the time.
+        """
         is_sent = False
         for _ in range(TRIES):
             try:
@@ -90,6 +92,7 @@ class StoredTopics:
             if isinstance(outcome, Committed):
                 await self._view.topics_reached(outcome.revision)
                 return
+        raise _unsettled(name)
 
     # ---- details
 
@@ -109,6 +112,10 @@ class StoredTopics:
                 if tries == TRIES:
                     raise
         raise AssertionError("the last try returns or raises")
+
+
+def _unsettled(name: str) -> TryAgain:
+    return TryAgain(f"topic {name!r} changes all the time: try again")
 
 
 def _host_of(disk: Entry) -> str:

@@ -6,7 +6,8 @@ that `next_deadline()` returns.
 
 Invariants:
 * Every ticket settles: each waiting request depends on a deadline of its member or of its group. What is to be kept
-  before a request is answered is waited for as long as Kafka waits (WRITE_LIMIT_S); then it counts as not kept.
+  before a request is answered is waited for as long as Kafka waits (WRITE_LIMIT_S); then it counts as not kept. What is
+  refused at once is told after REFUSED_S.
 * A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
 * Bounded: groups, members (and member ids handed out) per group, and bytes of metadata and assignments of all groups.
 
@@ -38,7 +39,7 @@ from logstore.kafka.groups.members import (
     SyncResult,
     metadata_bytes,
 )
-from logstore.kafka.groups.settings import GROUP_ID_MAX_BYTES, WRITE_LIMIT_S, GroupSettings
+from logstore.kafka.groups.settings import GROUP_ID_MAX_BYTES, REFUSED_S, WRITE_LIMIT_S, GroupSettings
 from logstore.kafka.groups.state import CAN_REBALANCE, GroupState
 from logstore.log.ticket import Ticket
 
@@ -256,9 +257,18 @@ class GroupCoordinator:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
         kept = self._generations.keep_member(group, member, now_s)
-        if not kept.done:
-            self._deadlines.set(DeadlineKind.KEPT, group.group_id, now_s + WRITE_LIMIT_S, new_id)
-        kept.add_callback(partial(self._replaced, group, member, ticket, answer))
+        if self._waits(group, kept, now_s, new_id):
+            kept.add_callback(partial(self._replaced, group, member, ticket, answer))
+
+    def _waits(self, group: ConsumerGroup, kept: Ticket[KeepResult], now_s: float, member_id: str = NO_MEMBER) -> bool:
+        """Whether what is to be kept says when it is, or is not. What is refused at once is told at a deadline as well,
+        later: librdkafka joins again without a pause, a thousand times a second.
+        """
+        is_refused = kept.done and not kept.result().is_durable
+        if is_refused or not kept.done:
+            limit_s = REFUSED_S if is_refused else WRITE_LIMIT_S
+            self._deadlines.set(DeadlineKind.KEPT, group.group_id, now_s + limit_s, member_id)
+        return not is_refused
 
     def _replaced(
         self,
@@ -394,9 +404,8 @@ class GroupCoordinator:
         group.assigned_generation = group.generation_id
         self._account(group)
         kept = self._generations.keep(group, now_s)
-        if not kept.done:
-            self._deadlines.set(DeadlineKind.KEPT, group.group_id, now_s + WRITE_LIMIT_S)
-        kept.add_callback(partial(self._assigned, group, group.generation_id))
+        if self._waits(group, kept, now_s):
+            kept.add_callback(partial(self._assigned, group, group.generation_id))
 
     def _assigned(self, group: ConsumerGroup, generation_id: int, settled: Ticket[KeepResult]) -> None:
         """A generation is kept, or not; by then another one may be formed."""

@@ -126,10 +126,12 @@ class KeptGenerations:
         return kept
 
     def _put(self, group_id: str, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        written = self._ledger.put(changes)
+        if written.done and written.error is not None:
+            return written  # nothing is written: a group that was never kept leaves nothing here
         self._puts += 1
         number = self._puts
         self._keys.setdefault(group_id, {}).update(dict.fromkeys(changes, number))
-        written = self._ledger.put(changes)
         gone = [key for key, value in changes.items() if value is None]
         if gone:  # one that fails is tried again with the group's next change
             written.add_callback(partial(self._removed, group_id, gone, number))

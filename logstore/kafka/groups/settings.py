@@ -5,6 +5,8 @@ from typing import Final
 
 WRITE_LIMIT_S: Final = 5.0
 """offsets.commit.timeout.ms: how long a request waits for what it writes. It may be written all the same later."""
+REFUSED_S: Final = 1.0
+"""Before a member hears that its generation, or its new id, cannot be kept now: it joins again, perhaps at once."""
 GROUP_ID_MAX_BYTES: Final = 1024
 """Group ids become keys of a ledger held in memory. Kafka allows 32,767 bytes; no client needs that."""
 
