@@ -222,10 +222,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
-    nursery.start_soon(view.run)
-    nursery.start_soon(access.run)
-    await view.complete()
-    await access.complete()
+    await _follow(view, access, nursery)
     topics.take_all()
     await nursery.start(host.run)
     nursery.start_soon(producer_ids.run)
@@ -264,6 +261,14 @@ async def _identity(
     """Who this host is, and how it gives that back."""
     identity = await establish_identity(metadata, local.files, host, local.random, local.report, local.directory)
     return identity, partial(give_back_identity, metadata, local.files, identity)
+
+
+async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery) -> None:
+    """Follow what the metadata store has, from now on; returns when all that was there is known."""
+    nursery.start_soon(view.run)
+    nursery.start_soon(access.run)
+    await view.complete()
+    await access.complete()
 
 
 def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
