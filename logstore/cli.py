@@ -16,12 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the process's exit status."""
     parser = argparse.ArgumentParser(
         prog="cairn",
+        usage="cairn [-h] [--version] COMMAND ...",
         description="Stable storage for stream processing.",
         epilog=f"{grouped_help()}\n`cairn COMMAND --help` says more about a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    subparsers = parser.add_subparsers(dest="command", prog="cairn", metavar="COMMAND", help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     leave_test_tools_out()
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
         used.exit(USAGE_ERROR, f"{used.prog}: unknown: {' '.join(unknown)}; `{used.prog} --help` lists what there is\n")
+    if parsed.command is None:
+        parser.error("a COMMAND is missing; `cairn --help` lists them, `cairn COMMAND --help` says more about one")
     return int(parsed.run(parsed))
 
 

@@ -2,8 +2,9 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates and the coordinator's network again, and reads
-where a host of a cluster is, and changes nothing else. What prevents a start is one clear line and status 2.
+and written down, and the exit status is 0, however many signals come meanwhile; SIGHUP loads the certificates and the
+coordinator's network again, and reads where a host of a cluster is, and changes nothing else. What prevents a start is
+one clear line and status 2.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
 from logstore.base.packages import how_to_get
 from logstore.base.report import Reporter
+from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.epochs.epochs_home import StagingLimits
@@ -185,7 +187,7 @@ async def _serve(settings: SidecarConfig) -> None:
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
     store, epochs, callers = _recover(settings, files, clock, report)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with receive_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
             async with _end_at_signal(signals, report, nursery.cancel_scope):
@@ -293,7 +295,8 @@ async def _start_cluster(
         raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
     random, clock = SystemRandom(), SystemClock()
     limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
-    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
+    tier, directory = open_tier(settings.tier), str(settings.data_dir)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, tier, directory)
     return await start(settings.cluster, local)
 
 
@@ -575,8 +578,8 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    waiting = cluster.survey.waits.names
-    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, waiting)
+    asked = (cluster.survey.waits.names, cluster.glance)
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, *asked)
     private = (
         summary,
         tier_api(broker),

@@ -4,6 +4,7 @@ Invariants: the lock is the operating system's (`flock`), so it ends with its pr
 holds the process id of its owner.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def locked_directory(path: Path, program: str) -> Iterator[None]:
     `program` is the noun for its owner in messages, such as "sidecar". Raises DirectoryInUse if another process holds
     the lock, OSError if the directory cannot be made or written.
     """
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, not a directory; choose another --data-dir", str(path))
     make_directory(path)
     descriptor = os.open(path / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
     try:

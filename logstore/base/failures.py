@@ -3,6 +3,15 @@
 Invariant: a failure is one line that names the file or the setting.
 """
 
+import errno
+
+
+def cannot_listen(where: str, error: OSError) -> OSError:
+    """The same error with the address in its message, and what to do if another process has the address."""
+    remedy = "; stop the process that has it (ss -ltnp shows it), or choose another port"
+    more = remedy if error.errno == errno.EADDRINUSE else ""
+    return OSError(f"cannot listen on {where}: {error.strerror or error}{more}")
+
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     """The errors of a group and of the groups within it, in order."""

@@ -28,6 +28,7 @@ from logstore.cluster.streams.stored_access import StoredAccess
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.cluster.survey import Survey
 from logstore.engine import StoreEngine
+from logstore.format.host_summaries import ClusterGlance
 from logstore.interfaces import FileSystem
 from logstore.log.served import ServingEngine
 from logstore.tier.service import TierMeter, TierStores
@@ -45,6 +46,8 @@ class LocalParts(NamedTuple):
     nursery: trio.Nursery
     limits: StagingLimits = StagingLimits()
     tier: TierStores | None = None
+    directory: str = ""
+    """What errors call the data directory."""
 
 
 class Homes(NamedTuple):
@@ -93,6 +96,9 @@ class ClusterPart(Protocol):
     @property
     def survey(self) -> Survey:
         """What operators' commands are told of hosts and places."""
+
+    async def glance(self) -> ClusterGlance:
+        """How the cluster is, for a summary of this host."""
 
     @property
     def meter(self) -> ClusterMeter:

@@ -6,7 +6,7 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,12 @@ from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.epochs.reader_holds import ReaderHolds
 from logstore.cluster.epochs.readers_home import ReadersHome
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
+from logstore.cluster.glance import GlanceTaker
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.links.links import HostLinks
 from logstore.cluster.links.peer_list import PeerList
 from logstore.cluster.links.peers import OwnEnd
-from logstore.cluster.members.host_identity import establish_identity
+from logstore.cluster.members.host_identity import HostIdentity, establish_identity, give_back_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
@@ -59,7 +60,8 @@ from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterT
 from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
-from logstore.errors import ConfigError
+from logstore.errors import ConfigError, HostNameTaken, NodeIdTaken
+from logstore.format.host_summaries import ClusterGlance
 from logstore.replica.messages import Message
 from logstore.tier.service import TierMeter
 from scheduler.peace.replica_sets import ReplicaSets
@@ -76,7 +78,8 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, the tier (None: there is none), the metadata store, and where hosts ask for slots for their copies.
+    host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies, and what a
+    host does that was refused.
     """
 
     survey: Survey
@@ -87,6 +90,7 @@ class Views(NamedTuple):
     tier: TierMeter | None
     metadata: MetadataStore
     slots: SlotCounter
+    give_back: Callable[[], Awaitable[None]]
 
 
 class RunningCluster:
@@ -108,7 +112,11 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views[
+            :8
+        ]
+        self._give_back = views.give_back
+        self._glances = GlanceTaker(host, views.survey)
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -117,6 +125,10 @@ class RunningCluster:
     def member(self) -> HostMember:
         """This host as a member, for what one host of the cluster does at a time."""
         return self._host
+
+    async def glance(self) -> ClusterGlance:
+        """How the cluster is, for a summary of this host."""
+        return await self._glances.look()
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""
@@ -135,6 +147,10 @@ class RunningCluster:
         self._farewell = trio.Event()
         try:
             await self._membership.run(task_status)
+        except* (HostNameTaken, NodeIdTaken):
+            if self._membership.never_joined:
+                await self._give_back()
+            raise
         finally:
             self._farewell.set()
 
@@ -177,7 +193,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     metadata: MetadataStore = await nursery.start(
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
-    identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
+    identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
     tls = _peer_tls(settings, local)
@@ -206,10 +222,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
-    nursery.start_soon(view.run)
-    nursery.start_soon(access.run)
-    await view.complete()
-    await access.complete()
+    await _follow(view, access, nursery)
     topics.take_all()
     await nursery.start(host.run)
     nursery.start_soon(producer_ids.run)
@@ -236,8 +249,26 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
     slots = _ask_for_slots(host, metadata, links, membership, nursery)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots)
+    views = Views(
+        survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots, give_back
+    )
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+async def _identity(
+    host: str, local: LocalParts, metadata: MetadataStore
+) -> tuple[HostIdentity, Callable[[], Awaitable[None]]]:
+    """Who this host is, and how it gives that back."""
+    identity = await establish_identity(metadata, local.files, host, local.random, local.report, local.directory)
+    return identity, partial(give_back_identity, metadata, local.files, identity)
+
+
+async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery) -> None:
+    """Follow what the metadata store has, from now on; returns when all that was there is known."""
+    nursery.start_soon(view.run)
+    nursery.start_soon(access.run)
+    await view.complete()
+    await access.complete()
 
 
 def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:

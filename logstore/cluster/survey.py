@@ -172,6 +172,16 @@ class Survey:
         ]
         return PlacesReply(tuple(places), counts.is_complete)
 
+    async def known_hosts(self) -> set[str]:
+        """The hosts that live, those that were seen going, and those that open chunks name: what is known at hand."""
+        names = {*self._view.members, *self._view.leaving, *self._departed}
+        for number, known in enumerate(list(self._view.heads.values()), 1):
+            if known.head.open_chunk is not None:
+                names |= _named(known.head.open_chunk)
+            if number % STREAMS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        return names
+
     def require_metadata(self) -> None:
         """Raise MetadataUnavailable if the metadata store does not answer."""
         require_there(self._store)

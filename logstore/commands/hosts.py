@@ -15,7 +15,7 @@ from typing import Any, Final
 from logstore.base.racks import domains
 from logstore.client.admin import Admin
 from logstore.commands.connection import add_action, add_connection_arguments, connect
-from logstore.commands.output import Cell, print_json, print_table, run, show_time
+from logstore.commands.output import Cell, counted, print_json, print_table, run, show_time
 from logstore.errors import HostStays, UnknownHost
 from logstore.format.host_summaries import DRAIN, REMOVE, UNDRAIN, HostsReply, HostSummary
 
@@ -70,7 +70,9 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
         return 0
     print_table(TITLES, [_row(host) for host in reply.hosts], nothing="there are no hosts")
     print()
-    print(f"as host {reply.asked} sees it: {reply.streams} streams, {reply.ownerless} of them without an owner")
+    print(
+        f"as host {reply.asked} sees it: {counted(reply.streams, 'stream')}, {reply.ownerless} of them without an owner"
+    )
     more = "" if reply.is_complete else "; not all chunks were counted"
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
     for host in reply.hosts:
@@ -149,7 +151,8 @@ def progress(host: HostSummary, reply: HostsReply) -> str:
         stuck = f"; {host.stuck_chunks} of the chunks have more copies than there are other hosts: start {others}"
     lost = _lost_domain(host, reply)
     apart = f"; no host that stays is in {lost}, so copies will lie less far apart" if lost else ""
-    return f"host {host.host} still owns {host.streams} streams and has {host.chunks}{more} chunks{stuck}{apart}"
+    chunks = counted(host.chunks, "chunk") if not more else f"{host.chunks}{more} chunks"
+    return f"host {host.host} still owns {counted(host.streams, 'stream')} and has {chunks}{stuck}{apart}"
 
 
 def _lost_domain(host: HostSummary, reply: HostsReply) -> str:

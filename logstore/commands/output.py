@@ -104,6 +104,11 @@ def _text(cell: Cell) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, with a noun whose plural ends in `s`: `1 stream`, `2 streams`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_bytes(count: int) -> str:
     """A number of bytes for people: `1.5 MiB`."""
     size = float(count)

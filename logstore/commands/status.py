@@ -8,7 +8,8 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client
 from logstore.client.errors import Unavailable
 from logstore.commands.connection import add_connection_arguments, connect
-from logstore.commands.output import print_fields, print_json, run, show_age, show_bytes, show_time
+from logstore.commands.output import counted, print_fields, print_json, run, show_age, show_bytes, show_time
+from logstore.format.host_summaries import ClusterGlance
 from logstore.format.operator_api import SidecarReply
 
 
@@ -48,13 +49,17 @@ def _status(arguments: argparse.Namespace) -> int:
                 "disk_needed_bytes": sidecar.disk_needed_bytes,
                 "appends_refused_since_ms": sidecar.refused_since_ms,
                 "streams_waiting": list(sidecar.waiting),
+                "hosts": None if sidecar.cluster is None else sidecar.cluster.hosts,
+                "hosts_away": None if sidecar.cluster is None else sidecar.cluster.away,
+                "streams_short": None if sidecar.cluster is None else sidecar.cluster.short_streams,
             }
         )
         return 0
+    short_streams = 0 if sidecar.cluster is None else sidecar.cluster.short_streams
     free_percent = 100 * sidecar.disk_free_bytes // max(1, sidecar.disk_total_bytes)
     print_fields(
         [
-            ("sidecar", f"{client.where}, {_advertised(cluster.hosts)}"),
+            ("sidecar", f"{client.where}, {place(cluster.hosts, sidecar.cluster)}"),
             ("version", sidecar.version),
             ("cluster id", cluster.cluster_id),
             ("up for", show_age(sidecar.uptime_ms)),
@@ -66,6 +71,7 @@ def _status(arguments: argparse.Namespace) -> int:
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
             *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
+            *([("copies", _short(short_streams))] if short_streams else []),
             *([("waiting", _waiting(sidecar.waiting))] if sidecar.waiting else []),
         ]
     )
@@ -88,10 +94,19 @@ def _counts(
     return groups, readers, max(sidecar.queries, len(queries)), stuck
 
 
-def _advertised(hosts: Sequence[str]) -> str:
-    if len(hosts) == 1:
-        return f"advertised as {hosts[0]}"
-    return f"one of {len(hosts)} hosts that are advertised as {', '.join(hosts)}"
+def place(advertised: Sequence[str], cluster: ClusterGlance | None) -> str:
+    """The sidecar among the hosts of its cluster, if it has one, and what clients are told."""
+    told = f"advertised as {', '.join(advertised)}"
+    if cluster is not None and cluster.away:
+        return f"one of {cluster.hosts} hosts, {cluster.away} of them away (cairn hosts says more); {told}"
+    return f"one of {len(advertised)} hosts that are {told}" if len(advertised) > 1 else told
+
+
+def _short(streams: int) -> str:
+    return (
+        f"{counted(streams, 'stream')} of this host with fewer live copies than min.insync.replicas: producers are "
+        "refused there until hosts are back (cairn topics describe TOPIC says which are away)"
+    )
 
 
 def _waiting(streams: Sequence[str]) -> str:

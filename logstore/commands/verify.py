@@ -18,7 +18,7 @@ from logstore.commands.chunk_checkers import (
     ChunkCheckers,
     usable_processors,
 )
-from logstore.commands.output import EXIT_FAILED, UsageError, print_json, run, show_bytes
+from logstore.commands.output import EXIT_FAILED, UsageError, counted, print_json, run, show_bytes
 from logstore.commands.progress import Progress
 from logstore.commands.tier_check import check_tier
 from logstore.disk.files import OsFiles
@@ -108,9 +108,10 @@ def _show(directory: Path, findings: Findings, seconds: float, *, is_live: bool,
     counts = findings.counts
     if is_quiet and not findings.damages:
         return
+    batches = "1 batch" if counts.batches == 1 else f"{counts.batches} batches"
     speed = counts.bytes / _MEGA / max(seconds, 1e-9)
     print(
-        f"{directory}: {counts.chunks} chunks with {counts.batches} batches, {show_bytes(counts.bytes)} in "
+        f"{directory}: {counted(counts.chunks, 'chunk')} with {batches}, {show_bytes(counts.bytes)} in "
         f"{seconds:.1f} s ({speed:.0f} MB/s)"
     )
     if is_live:

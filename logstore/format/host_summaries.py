@@ -4,7 +4,7 @@ Invariant: invalid values raise MalformedRequest, and no other error.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.errors import MalformedRequest
 from logstore.format.fields import (
@@ -77,6 +77,16 @@ class HostsReply:
     chunks: int
     under_replicated: int
     is_complete: bool
+
+
+class ClusterGlance(NamedTuple):
+    """A cluster as one of its hosts sees it at a glance: how many hosts it has, how many of them are away, and how many
+    streams that this host leads have fewer live copies than `min.insync.replicas`, or refuse producers.
+    """
+
+    hosts: int
+    away: int
+    short_streams: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +187,11 @@ def get_hosts(fields: Fields) -> HostsReply:
         under_replicated=under_replicated,
         is_complete=get_bool(fields, "complete"),
     )
+
+
+def get_glance(fields: Fields) -> ClusterGlance:
+    """The glance in fields. Raises MalformedRequest."""
+    return ClusterGlance(*(get_int(fields, key, 0, _INT64_MAX) for key in ClusterGlance._fields))
 
 
 def get_action(fields: Fields) -> str:

@@ -25,12 +25,14 @@ from logstore.format.fields import (
     get_text,
 )
 from logstore.format.host_summaries import (
+    ClusterGlance,
     HostChanged,
     HostsReply,
     PlacesReply,
     WaitSummary,
     get_action,
     get_changed,
+    get_glance,
     get_hosts,
     get_places,
     get_texts,
@@ -109,6 +111,7 @@ class SidecarReply:
 
     `disk_needed_bytes` are to stay free there: if fewer are, appends are refused, since `refused_since_ms` (wall time
     in ms since 1970; None: they are taken). `waiting`: streams of the cluster that wait for chunks, the first of them.
+    `cluster`: how that is; None: the sidecar is alone, or of an earlier version.
     """
 
     version: str
@@ -124,6 +127,7 @@ class SidecarReply:
     disk_needed_bytes: int
     refused_since_ms: int | None
     waiting: tuple[str, ...] = ()
+    cluster: ClusterGlance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +272,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= {name: getattr(reply, name) for name in _COUNTS}
             fields["refused_since_ms"] = _NONE if reply.refused_since_ms is None else reply.refused_since_ms
             fields["waiting"] = list(reply.waiting)
+            if reply.cluster is not None:
+                fields["cluster"] = reply.cluster._asdict()
         case HostsReply():
             fields |= hosts_fields(reply)
         case PlacesReply():
@@ -303,7 +309,10 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)
     waiting = get_texts({"waiting": [], **fields}, "waiting")
     refused_since_ms = None if since_ms == _NONE else since_ms
-    return correlation_id, SidecarReply(version, **counts, refused_since_ms=refused_since_ms, waiting=waiting)
+    glance = get_glance(as_object(fields["cluster"], "'cluster'")) if "cluster" in fields else None
+    return correlation_id, SidecarReply(
+        version, **counts, refused_since_ms=refused_since_ms, waiting=waiting, cluster=glance
+    )
 
 
 def _query_fields(query: QuerySummary) -> dict[str, object]:

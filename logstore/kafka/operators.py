@@ -20,6 +20,7 @@ from logstore.access.acls import CLUSTER_NAME
 from logstore.base.metadata.errors import MetadataError
 from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError, NoCluster
+from logstore.format.host_summaries import ClusterGlance
 from logstore.format.operator_api import (
     CLUSTER_API_KEYS,
     DESCRIBE_QUERIES,
@@ -69,16 +70,17 @@ def summary_api(
     readers: Callable[[], Readers | None],
     facts: Callable[[], HostFacts],
     waiting: Callable[[], Awaitable[tuple[str, ...]]],
+    glance: Callable[[], Awaitable[ClusterGlance]],
 ) -> PrivateApi:
     """The handler that describes a host of a cluster. `own` is the host's store; `epochs` and `readers` are those
-    that it has now; `waiting` names streams of the cluster whose takeovers wait.
+    that it has now; `waiting` names streams of the cluster whose takeovers wait; `glance` says how the cluster is.
     """
     summary = _SidecarSummary(broker, own, facts)
 
     async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         try:
             decode_request(DESCRIBE_SIDECAR, body)
-            described = await summary.reply(epochs(), readers(), caller)
+            described = replace(await summary.reply(epochs(), readers(), caller), cluster=await glance())
             with suppress(MetadataError), trio.move_on_after(ASK_METADATA_S):  # while it is away nobody knows
                 described = replace(described, waiting=await waiting())
             reply: OperatorReply | CairnError = described

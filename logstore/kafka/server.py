@@ -14,6 +14,7 @@ import trio
 
 from logstore.base.addresses import ANY_ADDRESS, canonical_host
 from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.failures import cannot_listen
 from logstore.base.readiness import Readiness
 from logstore.base.tls import ServerTls
 from logstore.base.tls_handshakes import Handshakes
@@ -207,7 +208,7 @@ async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:
     try:
         found = await trio.socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise _cannot_listen(listener, error) from error
+        raise cannot_listen(f"{listener.host}:{listener.port}", error) from error
     family, kind, protocol, _, address = found[0]
     sock = trio.socket.socket(family, kind, protocol)
     try:
@@ -216,11 +217,6 @@ async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(listener, error) from error
+        raise cannot_listen(f"{listener.host}:{listener.port}", error) from error
     port = sock.getsockname()[1]
     return listener._replace(port=port, advertised_port=listener.advertised_port or port), sock
-
-
-def _cannot_listen(listener: Listener, error: OSError) -> OSError:
-    """The same error with the address in its message."""
-    return OSError(f"cannot listen on {listener.host}:{listener.port}: {error.strerror or error}")

@@ -1,8 +1,8 @@
 """`cairn coordinate`: run one coordinator.
 
 Invariants: SIGHUP loads certificates and network again. At SIGTERM or SIGINT the listener closes, waiting clients are
-answered, recorded changes are stored, and the exit status is 0; a start that is not complete is abandoned. An error
-that prevents a start is one clear line, and the exit status is 2.
+answered, recorded changes are stored, and the exit status is 0, however many signals come meanwhile; a start that is
+not complete is abandoned. An error that prevents a start is one clear line, and the exit status is 2.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.http.messages import HttpSettings
 from logstore.base.report import Reporter
+from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from scheduler.coordinator.errors import StartError
@@ -193,7 +194,7 @@ async def _serve_until_signal(
     network: NetworkFile,
     data_dir: Path,
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with receive_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             started: list[RunningCoordinator] = []
 

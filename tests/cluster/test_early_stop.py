@@ -1,4 +1,6 @@
-"""A host that waits for the metadata store at its start can be stopped, and one that waits for its name."""
+"""A host that waits for the metadata store at its start can be stopped, and one that waits for its name; one that does
+not get its name leaves its directory as it was.
+"""
 
 import json
 import signal
@@ -83,3 +85,38 @@ def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) ->
     said = (tmp_path / "two.log").read_text()
     assert "event=stopping signal=SIGTERM" in said
     assert "Traceback" not in said
+
+
+def test_a_host_whose_name_is_taken_leaves_its_directory_free(tmp_path: Path) -> None:
+    """The second host of a name ends with status 2 and says who has it; with another name it starts on the same
+    directory, as it was told. A name for the directory of another host is refused with the path of the label.
+    """
+    client, peer, kafka, link, other_kafka, other_link = free_ports(6)
+    etcd = Etcd(tmp_path, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
+    etcd.start()
+    first = serve(tmp_path / "one", client, kafka, link, 1, "--lease-s", "2")
+    second = serve(tmp_path / "two", client, other_kafka, other_link, 2, "--lease-s", "2")
+    logs = [tmp_path / f"{number}.log" for number in range(2)]
+    with (
+        logs[0].open("w") as one,
+        logs[1].open("w") as two,
+        subprocess.Popen(first, stdout=one, stderr=one) as holder,
+    ):
+        try:
+            until(lambda: "cairn ready" in logs[0].read_text(), what="the first host is a member")
+            refused = subprocess.run(second, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            assert refused.returncode == 2
+            assert "host name 'a' is taken" in refused.stderr
+            assert not (tmp_path / "two" / "host.json").exists()
+            second[second.index("--host-name") + 1] = "b"
+            with subprocess.Popen(second, stdout=two, stderr=two) as named:
+                try:
+                    until(lambda: "cairn ready" in logs[1].read_text(), what="the second host is a member")
+                finally:
+                    named.kill()
+            second[second.index("--host-name") + 1] = "c"
+            refused = subprocess.run(second, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            assert f"{tmp_path / 'two' / 'host.json'}: the data directory belongs to host 'b'" in refused.stderr
+        finally:
+            holder.kill()
+            etcd.kill()

@@ -12,8 +12,15 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Delete, DeletePrefix, MetadataStore, Put
-from logstore.cluster.members.host_identity import LABEL_FILE, HostIdentity, establish_identity
+from logstore.cluster.members.host_identity import (
+    LABEL_FILE,
+    HostIdentity,
+    establish_identity,
+    give_back_identity,
+    write_label,
+)
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
+from logstore.replica.identity import DiskLabel
 from logstore.testing.faults import EIO, FALSE_ALARM, FileCall
 from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
@@ -88,6 +95,36 @@ def test_golden_bytes_of_the_label_file() -> None:
         for example, name in names.items():
             golden = golden.replace(f'"{example}"', f'"{name}"')
         assert content(disk).decode() == golden.replace("3,", "2,")
+
+    with_metadata(test)
+
+
+def test_a_refused_host_gives_its_identity_back() -> None:
+    """An empty directory is empty again, and the metadata store knows nothing of it; a disk that had a label, as one of
+    a former start or one that was adopted, keeps it, and both go on. Without an answer the directory is empty all the
+    same.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk, store = SimDisk(), service.store("a")
+        first = await start(service, disk, seed=1)
+        await give_back_identity(store, disk, first)
+        assert not disk.exists(LABEL_FILE)
+        assert (await store.get(schema.disk_key(first.label.disk))).entry is None
+        second = await start(service, disk, "b", seed=2)
+        again = await start(service, disk, "b", seed=3)
+        assert second.label.disk == again.label.disk
+        adopted = SimDisk()
+        write_label(adopted, first.cluster_id, DiskLabel("adopted", "c"))
+        for given, identity in ((disk, again), (adopted, await start(service, adopted, "c", seed=4))):
+            await give_back_identity(store, given, identity)
+            assert json.loads(content(given))["disk"] == identity.label.disk
+            assert (await store.get(schema.disk_key(identity.label.disk))).entry is not None
+        away = SimDisk()
+        unheard = await start(service, away, "d", seed=5)
+        service.cut_off("a")
+        await give_back_identity(store, away, unheard)
+        assert not away.exists(LABEL_FILE)
 
     with_metadata(test)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import trio
 
+from logstore.cluster.glance import GlanceTaker
 from logstore.cluster.short_streams import ShortCounts, ShortStreams
+from logstore.cluster.survey import Survey
+from logstore.testing.clock import ManualClock
 from tests.cluster.memory import WAIT_S, MemoryCluster, RunningHost, simulated
 
 STREAMS = 6
@@ -26,9 +29,15 @@ async def counted(cluster: MemoryCluster, running: RunningHost, is_so: ShortCoun
     return [(each.topic, each.chunks) for each in short.named()]
 
 
+def glances_of(running: RunningHost) -> GlanceTaker:
+    """What a host says of its cluster, from now on."""
+    return GlanceTaker(running.host, Survey(running.host, running.store, lambda host: True, ManualClock()))
+
+
 def test_streams_that_wait_for_members_lack_the_most() -> None:
     """Two of three hosts are killed: all streams and all chunks of the one that is left lack copies, those that it has
-    just claimed and that take nothing among them; with a second host none waits, and with the third none lacks any.
+    just claimed and that take nothing among them, and a glance says so, with the hosts that are away; who saw none
+    of them go knows those that open chunks name. With a second host none waits, and with the third none lacks any.
     """
 
     async def test(cluster: MemoryCluster) -> None:
@@ -38,12 +47,16 @@ def test_streams_that_wait_for_members_lack_the_most() -> None:
         await cluster.at_rest()
         left = cluster.hosts["a"]
         await counted(cluster, left, ShortCounts())
+        glances = glances_of(left)
+        assert await glances.look() == (3, 0, 0)
         for name in "bc":
             await cluster.kill(name)
         await cluster.until(lambda: set(left.host.statistics.refusing) == set(streams))
         chunks = sum(len(left.host.owners[stream].registration.chunks) for stream in streams)
         waiting = sum(not left.host.owns(stream) for stream in streams)
         assert waiting > 0
+        assert await glances.look() == (3, 2, STREAMS)
+        assert (await glances_of(left).look()).away > 0
         wanted = ShortCounts(STREAMS, chunks, under_min=STREAMS, at_min=0, waiting=waiting)
         assert len(await counted(cluster, left, wanted)) == STREAMS
         await cluster.start("b")
@@ -55,6 +68,7 @@ def test_streams_that_wait_for_members_lack_the_most() -> None:
         await cluster.start("c")
         for running in cluster.hosts.values():
             await counted(cluster, running, ShortCounts())
+        assert await glances.look() == (3, 0, 0)
 
     simulated(test, "a", "b", "c")
 

@@ -134,6 +134,23 @@ async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
             other.front.topic("orders")
 
 
+async def test_a_topic_is_reported_when_it_is_made(tmp_path: Path) -> None:
+    """By every host that lives then; a host that starts later reports none that are there, but those to come."""
+    async with two_hosts(tmp_path) as (one, other, store), trio.open_nursery() as nursery:
+        await settled(one.front.create_topic("early", 1, {}, 2))
+        await until_seen(store, one, other)
+        late = Host(store, nursery, iter(()))
+        nursery.start_soon(late.view.run)
+        await late.view.complete()
+        late.front.take_all()
+        assert late.front.topic("early").replicas == 2
+        await settled(one.front.create_topic("later", 1, {}, 2))
+        await until_seen(store, one, other, late)
+        for host, names in ((one, ["early", "later"]), (other, ["early", "later"]), (late, ["later"])):
+            assert [fields["topic"] for fields in host.reports.of(TOPIC_CREATED)] == names
+        nursery.cancel_scope.cancel()
+
+
 async def test_what_two_hosts_change_at_once_is_changed(tmp_path: Path) -> None:
     """Settings and partitions of one topic, by hosts that have not heard of each other's change: none goes back."""
     async with two_hosts(tmp_path) as (one, other, store):

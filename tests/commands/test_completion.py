@@ -109,6 +109,18 @@ def test_help_shows_every_command_once() -> None:
         assert len(re.findall(rf"^  {name} .*{re.escape(summary)}$", shown, flags=re.MULTILINE)) == 1
 
 
+def test_cairn_alone_says_what_is_missing() -> None:
+    """The usage has the place of the command, and the error says where commands are listed; a command's own usage and
+    errors are its own.
+    """
+    alone = cairn()
+    assert (alone.status, alone.out) == (2, "")
+    assert alone.err.startswith("usage: cairn [-h] [--version] COMMAND ...\n")
+    assert "a COMMAND is missing; `cairn --help` lists them" in alone.err
+    assert cairn("verify").err.startswith("usage: cairn verify [-h]")
+    assert cairn("--no-such").err == "cairn: unknown: --no-such; `cairn --help` lists what there is\n"
+
+
 def test_a_command_loads_its_own_room_only() -> None:
     """An operator's command imports neither the event loop nor kio: it starts for every line that is typed."""
     program = (

@@ -14,8 +14,11 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition
+from logstore.commands.hosts import progress
 from logstore.commands.queries import read_inputs
+from logstore.commands.status import place
 from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
+from logstore.format.host_summaries import DRAIN, ClusterGlance, HostsReply, HostSummary
 from logstore.format.records import Record, encode_batch
 from tests.support.cli import Finished, cairn
 from tests.support.limits import PATIENCE_S
@@ -62,6 +65,22 @@ def test_a_sidecar_alone_has_no_hosts(sidecar: Sidecar) -> None:
 
 
 # ---- status
+
+
+def test_one_thing_has_no_plural() -> None:
+    """A host with a stream and a chunk has no `1 streams`."""
+    one, two = (HostSummary("a", 1, "", "", (), "alive", None, count, count, 0, DRAIN) for count in (1, 2))
+    reply = HostsReply("a", (one,), 1, 0, 1, 0, is_complete=True)
+    assert progress(one, reply).startswith("host a still owns 1 stream and has 1 chunk")
+    assert progress(two, reply).startswith("host a still owns 2 streams and has 2 chunks")
+
+
+def test_status_says_how_many_hosts_are_away() -> None:
+    """A host whose fellows are away does not look like a sidecar alone, though nobody else is advertised."""
+    alone, three = ["a:1"], ["a:1", "b:1", "c:1"]
+    assert place(alone, None) == place(alone, ClusterGlance(1, 0, 0)) == "advertised as a:1"
+    assert place(alone, ClusterGlance(3, 2, 4)).startswith("one of 3 hosts, 2 of them away (cairn hosts says more)")
+    assert place(three, ClusterGlance(3, 0, 0)) == "one of 3 hosts that are advertised as a:1, b:1, c:1"
 
 
 def test_status_says_what_is_there(sidecar: Sidecar, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.planners import PLANNERS, make_planner
 from scheduler.coordinator.running import ServeSettings, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment
-from scheduler.coordinator.testing import in_thread
+from scheduler.coordinator.testing import CoordinatorProcess, in_thread
 from scheduler.errors import TopologyError
 from scheduler.peace.plan import Planner, Request, Residual, TransferPlan
 from scheduler.peace.tree import TreePlanner
@@ -91,6 +92,16 @@ def test_a_signal_ends_a_start_that_compiles(tmp_path: Path, command: str, numbe
         assert f"event={event}" in log
     assert "event=ready" not in log
     assert "Traceback" not in log
+
+
+def test_another_signal_does_not_cut_the_stop_short(tmp_path: Path) -> None:
+    """Of two signals that are there at once, the second one is ignored: exit status 0, and the last steps are taken."""
+    path, _ = topology_file(tmp_path)
+    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper") as coordinator:
+        for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+            os.kill(coordinator.pid, number)
+        assert coordinator.terminate() == 0
+        assert "event=stopped" in coordinator.log()
 
 
 class Untouched(TreePlanner):

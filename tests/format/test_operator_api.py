@@ -12,6 +12,7 @@ from logstore.format.host_summaries import (
     DRAIN,
     HOST_ACTIONS,
     REMOVE,
+    ClusterGlance,
     HostChanged,
     HostsReply,
     HostSummary,
@@ -44,6 +45,7 @@ FRESH = QuerySummary("q", "run-1", 1, 5, None, None, "idle", 0, 0, 0, is_batch_j
 OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True, topics=("t", "u"))
 SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None)
 REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ("t-1", "t-2"))
+OF_CLUSTER = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None, cluster=ClusterGlance(3, 2, 5))
 
 
 HERE = HostSummary("a", 1, "r1", "a:9", ("a:1", "a:2"), "alive", None, 3, 4, 0)
@@ -88,6 +90,7 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeQueriesRequest(), QueriesReply((FRESH, OLD))),
         (DescribeSidecarRequest(), SIDECAR),
         (DescribeSidecarRequest(), REFUSING),
+        (DescribeSidecarRequest(), OF_CLUSTER),
         (DescribeHostsRequest(), HOSTS),
         (ChangeHostRequest("a", REMOVE), HostChanged("a", 7)),
         (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST, WAITS), is_complete=True)),

@@ -40,6 +40,19 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
             assert again.latest("orders") == 10
 
 
+def test_another_signal_does_not_cut_the_stop_short(tmp_path: Path) -> None:
+    """A second signal before the end, as of a second Ctrl-C or an impatient script: the last steps are taken all the
+    same, and the exit status is 0. Both are there when the process runs on, so the second is never too late.
+    """
+    with Sidecar(tmp_path) as sidecar, WireClient(sidecar.port) as client:
+        client.create_topic("orders")
+        assert client.produce("orders", batch()).error == 0
+        for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+            sidecar.process.send_signal(number)
+        assert sidecar.process.wait(PATIENCE_S) == 0
+        assert "event=stopped" in sidecar.log()
+
+
 def test_a_hangup_changes_nothing(tmp_path: Path) -> None:
     """SIGHUP, as a closed terminal or a log rotation sends it, is named in the log; clients are served as before."""
     with Sidecar(tmp_path, "--log-format", "json") as sidecar, WireClient(sidecar.port) as client:

@@ -19,6 +19,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.events import Report
+from logstore.base.failures import cannot_listen
 from logstore.base.http.connection import HttpConnection, HttpStream
 from logstore.base.http.events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 from logstore.base.http.messages import (
@@ -266,7 +267,7 @@ async def _open(address: Address) -> trio.socket.SocketType:
     try:
         found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise cannot_listen(str(address), error) from error
     family, kind, protocol, _, place = found[0]
     sock = trio.socket.socket(family, kind, protocol)
     try:
@@ -275,5 +276,5 @@ async def _open(address: Address) -> trio.socket.SocketType:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise cannot_listen(str(address), error) from error
     return sock

@@ -19,6 +19,7 @@ import trio
 from logstore.base.addresses import Address, address_group, canonical_host
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.errors import TlsError
+from logstore.base.failures import cannot_listen
 from logstore.cluster.links.hello import (
     HEAD,
     Hello,
@@ -68,7 +69,7 @@ async def open_listener(address: Address) -> trio.socket.SocketType:
             listener.close()
             raise
     except OSError as error:
-        raise OSError(f"cannot listen on {address} for links: {error.strerror or error}") from error
+        raise cannot_listen(f"{address} for links", error) from error
     return listener
 
 

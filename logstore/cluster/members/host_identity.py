@@ -11,6 +11,8 @@ Invariants:
   that has never been in use; one of more starts, of which the register knows nothing, was removed with its host.
 * A disk that this start has brought into use, and with which the host was no member yet, is new: where its entry is
   removed meanwhile, with those of the host's disks before, it is put again, here and at the joining (`membership`).
+* A host that is refused because others have its name or number leaves nothing behind: `give_back_identity` takes back
+  what its start has written into an empty directory. The label goes first: a register without a disk harms nobody.
 * A disk of one cluster never takes part in another; an emptied metadata store is another cluster.
 * The label file is replaced as a whole: a crash leaves the old one or the new one.
 
@@ -18,20 +20,23 @@ Files are written by the event loop's thread: a few syncs at a start, before any
 """
 
 import json
+import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from logstore.base.events import Report
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import (
     ABSENT,
     Committed,
     Condition,
+    Delete,
     Entry,
     MetadataStore,
     Put,
@@ -56,6 +61,8 @@ EMPTY_STORE: Final = (
 """What an operator does with a metadata store whose cluster, or adoption, is given up."""
 RETRY_S: Final = 1.0
 """Between tries to reach the metadata store at a start."""
+GIVE_BACK_S: Final = 2.0
+"""For a metadata store that does not answer while a host is refused."""
 STARTS_IN_USE: Final = 2
 """Of a disk in use, at least."""
 _VERSION: Final = 1
@@ -68,6 +75,8 @@ class HostIdentity:
 
     cluster_id: str
     label: DiskLabel
+    was_empty: bool = False
+    """Whether this start found no label, so that nothing of the disk is older than it."""
 
     @property
     def host(self) -> str:
@@ -102,28 +111,50 @@ class _StoredLabel:
 
 
 async def establish_identity(
-    store: MetadataStore, fs: FileSystem, host: str, random: Random, report: Report
+    store: MetadataStore, fs: FileSystem, host: str, random: Random, report: Report, directory: str = ""
 ) -> HostIdentity:
-    """Take the steps of a start; waits while the metadata store is away.
+    """Take the steps of a start; waits while the metadata store is away. `directory`: what errors call that of `fs`.
 
     Raises DiskRefused, WrongCluster, CorruptFile, UnknownFormatVersion, OSError, MetadataRefused, MetadataDamaged, and
     InvalidMetadataCall for a name that no host may have.
     """
     schema.member_key(host)
     start = f"{random.getrandbits(64):016x}"
+    disk, was_empty = _Disk(fs, posixpath.join(directory, LABEL_FILE)), not fs.exists(LABEL_FILE)
     while True:
         try:
-            return await _establish(store, fs, DiskLabel(f"{random.getrandbits(64):016x}", host), start, random)
+            fresh = DiskLabel(f"{random.getrandbits(64):016x}", host)
+            return replace(await _establish(store, disk, fresh, start, random), was_empty=was_empty)
         except (MetadataUnavailable, OutcomeUnknown) as error:
             report(METADATA_AWAITED, error=error)
         await trio.sleep(RETRY_S)
 
 
-async def _establish(
-    store: MetadataStore, fs: FileSystem, fresh: DiskLabel, start: str, random: Random
-) -> HostIdentity:
-    stored = _read_label(fs)
-    cluster_id = await _cluster_id(store, stored, random)
+async def give_back_identity(store: MetadataStore, fs: FileSystem, identity: HostIdentity) -> None:
+    """Leave an empty directory as `establish_identity` has found it, for a host that surely never was a member; one
+    that had a label keeps it. Blocks; the register stays if the metadata store does not answer. Raises OSError.
+    """
+    if not (identity.was_empty and identity.is_first_life):
+        return
+    fs.remove(LABEL_FILE)
+    fs.sync_directory("")
+    key = identity.disk_entry.key
+    with suppress(MetadataUnavailable, OutcomeUnknown, MetadataRefused), trio.move_on_after(GIVE_BACK_S):
+        found = await store.get(key)
+        if found.entry is not None and found.entry.value == identity.disk_entry.value:
+            await store.commit(Transaction((Condition(key, found.entry_revision),), (Delete(key),)))
+
+
+class _Disk(NamedTuple):
+    """Where the label lies; `label_path` is what errors call it."""
+
+    fs: FileSystem
+    label_path: str
+
+
+async def _establish(store: MetadataStore, disk: _Disk, fresh: DiskLabel, start: str, random: Random) -> HostIdentity:
+    path, stored = disk.label_path, _read_label(disk)
+    cluster_id = await _cluster_id(store, stored, random, path)
     while True:
         label = stored.label if stored is not None else fresh
         found = await store.get(schema.disk_key(label.disk))
@@ -131,12 +162,12 @@ async def _establish(
         is_written = registered == label and label.start == start
         if is_written and label.starts >= STARTS_IN_USE:
             return HostIdentity(cluster_id, label)
-        label = _judged(fresh.host, stored, label, registered, start)
+        label = _judged(fresh.host, stored, label, registered, start, path)
         if is_written or label.start != start:
             starts = registered.starts if registered is not None else 0
             label = DiskLabel(label.disk, label.host, starts + 1, start)
             stored = _StoredLabel(cluster_id, label)
-            write_label(fs, cluster_id, label)
+            write_label(disk.fs, cluster_id, label)
         key = schema.disk_key(label.disk)
         transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, _register_of(label)),))
         if isinstance(await store.commit(transaction), Committed) and label.starts >= STARTS_IN_USE:
@@ -148,7 +179,7 @@ def _register_of(label: DiskLabel) -> bytes:
 
 
 def _judged(
-    host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None, start: str
+    host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None, start: str, path: str
 ) -> DiskLabel:
     """The label to go on with, in this start. Raises DiskRefused."""
     verdict = judge_disk(host, label if stored is not None else None, registered)
@@ -156,33 +187,33 @@ def _judged(
         return label
     if verdict is DiskVerdict.FOREIGN:
         raise DiskRefused(
-            f"{LABEL_FILE}: the data directory belongs to host {label.host!r}, this is host {host!r}; "
+            f"{path}: the data directory belongs to host {label.host!r}, this is host {host!r}; "
             "start that host with it, or give this one an empty directory"
         )
     if verdict is DiskVerdict.OLD_COPY:
         starts = registered.starts if registered is not None else 0
         raise DiskRefused(
-            f"{LABEL_FILE}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
+            f"{path}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
             f"{label.starts}; bring the disk itself back, or give the host an empty directory"
         )
     if registered is None and label.starts >= STARTS_IN_USE:
         if label == DiskLabel(label.disk, host, STARTS_IN_USE, start):
             return label  # the entry of its first start was removed since, with those of the host's disks before
         raise DiskRefused(
-            f"{LABEL_FILE}: disk {label.disk} has been in use, and the metadata store does not know it: if the host "
+            f"{path}: disk {label.disk} has been in use, and the metadata store does not know it: if the host "
             "was removed from the cluster, give it an empty directory; if an older copy of the store was restored, "
             "bring the newest one back"
         )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(
-            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "
+            f"{path}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "
             f"{registered.starts if registered is not None else 0}: an older copy of the store was restored; "
             "bring the newest one back"
         )
     return label
 
 
-async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random: Random) -> str:
+async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random: Random, path: str) -> str:
     """The cluster's id; makes it if the metadata store is empty and this disk new. Raises WrongCluster."""
     entry = (await store.get(schema.CLUSTER_KEY)).entry
     if entry is None and stored is None:
@@ -200,7 +231,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
     if stored is not None and stored.cluster_id != found:
         what = f"that of cluster {found}" if found else "empty"
         raise WrongCluster(
-            f"{LABEL_FILE}: the data directory belongs to cluster {stored.cluster_id}, the metadata store is {what}; "
+            f"{path}: the data directory belongs to cluster {stored.cluster_id}, the metadata store is {what}; "
             "give the URL of the right one, or an empty directory"
         )
     return found
@@ -216,29 +247,30 @@ def _registered(disk: str, entry: Entry | None) -> DiskLabel | None:
 # ---- the label file
 
 
-def _read_label(fs: FileSystem) -> _StoredLabel | None:
+def _read_label(disk: _Disk) -> _StoredLabel | None:
     """What is on the disk; None: it was never formatted. Raises CorruptFile, UnknownFormatVersion, OSError."""
+    fs, path = disk
     if not fs.exists(LABEL_FILE):
         return None
     try:
         fields = json.loads(fs.read(LABEL_FILE, 0, fs.size(LABEL_FILE)))
         version = fields.pop("v")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(repr(error)) from error
+        raise _damaged(path, repr(error)) from error
     if version != _VERSION:
-        raise UnknownFormatVersion(f"{LABEL_FILE} has version {version!r}, this Cairn knows 1; start a newer Cairn")
-    _check(fields)
+        raise UnknownFormatVersion(f"{path} has version {version!r}, this Cairn knows 1; start a newer Cairn")
+    _check(fields, path)
     label = DiskLabel(fields["disk"], fields["host"], fields["starts"], fields["start"])
     return _StoredLabel(fields["cluster_id"], label)
 
 
-def _check(fields: Mapping[str, Any]) -> None:
+def _check(fields: Mapping[str, Any], path: str) -> None:
     if {name: type(value) for name, value in fields.items()} != _FIELDS:
-        raise _damaged(f"its fields are {sorted(fields)}")
+        raise _damaged(path, f"its fields are {sorted(fields)}")
 
 
-def _damaged(what: str) -> CorruptFile:
-    return CorruptFile(f"{LABEL_FILE} is damaged ({what}); restore it, or give the host an empty directory")
+def _damaged(path: str, what: str) -> CorruptFile:
+    return CorruptFile(f"{path} is damaged ({what}); restore it, or give the host an empty directory")
 
 
 def write_label(fs: FileSystem, cluster_id: str, label: DiskLabel) -> None:

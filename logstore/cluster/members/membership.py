@@ -104,6 +104,11 @@ class Membership:
         )
 
     @property
+    def never_joined(self) -> bool:
+        """Whether no host can have been a member with this disk, this one included."""
+        return self._is_new
+
+    @property
     def is_held(self) -> bool:
         """Whether this host surely is a member now."""
         return self.state is MembershipState.JOINED and self._lease is not None and self._lease.held
@@ -264,7 +269,7 @@ class Membership:
             if other.disk != mine.disk:
                 return HostNameTaken(
                     f"host name {host!r} is taken: {other.link} has it, on disk {other.disk}; stop that host, or give "
-                    "this one another --host-name and an empty --data-dir"
+                    "this one another --host-name"
                 )
         if node is not None:
             holder = schema.decode(schema.StoredNode, node).host

@@ -142,6 +142,8 @@ class ClusterTopics:
         self._growing = GrowingTopics(host, services.spawn, services.report)
         self.changed = ChangeSignal()
         """A topic is new, was changed, or is gone."""
+        self._is_up_to_date = False
+        """All topics that were there at the start are known."""
         host.view.add_observer(self)
 
     # ---- following the metadata store (ViewObserver)
@@ -150,6 +152,7 @@ class ClusterTopics:
         """Take all topics of the view, once it is complete."""
         for name, known in self._host.view.topics.items():
             self.topic_changed(name, None, known)
+        self._is_up_to_date = True
 
     def members_changed(self) -> None:
         """See ViewObserver."""
@@ -183,7 +186,8 @@ class ClusterTopics:
             topic_id = uuid.UUID(hex=found.topic_id)
             topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
             copies = {"copies": found.replicas, "min_copies": min_copies(found)}
-            self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions, **copies)
+            if self._is_up_to_date:  # what was there when this host started is not new
+                self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions, **copies)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
         topic.overrides, topic.config, topic.replicas = overrides, config, found.replicas
