@@ -201,7 +201,8 @@ async def test_others_run_between_fetches_that_were_sent_without_a_wait(tmp_path
                 await peer.answer()
             nursery.cancel_scope.cancel()
         assert sum(steps_bytes) == len(offsets) * 2 * len(LARGE)
-        assert max(steps_bytes) <= 2 * 2 * len(LARGE)
+        # Threads may end several reads in one turn of the event loop; served in one go they would all be in one.
+        assert max(steps_bytes) <= sum(steps_bytes) // 2
 
 
 async def test_what_is_refused_or_not_there_is_left_to_the_general_way(tmp_path: Path) -> None:
