@@ -7,7 +7,7 @@ server the client tests talk to.
 import gc
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,6 +57,17 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests whose event loop pytest runs have their tasks in the same order every time, as far as time is virtual."""
     seed_scheduler(0)
+
+
+@pytest.fixture(autouse=True)
+def signals_end_programs() -> Iterator[None]:
+    """No test leaves SIGTERM ignored: programs that later tests start would inherit that, and could not be ended."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    behind = signal.getsignal(signal.SIGTERM)
+    if behind is not before:
+        signal.signal(signal.SIGTERM, before)
+        pytest.fail(f"this test left SIGTERM with {behind!r}, not {before!r}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

@@ -5,6 +5,8 @@ Invariants:
   dropped: Trio's receiver would deliver it again, and so end the process in the middle of its last steps.
 * Behind it the signals are ignored until the process has ended, also while the interpreter takes itself apart. Who does
   not want to wait for an end uses SIGKILL.
+* An error that leaves it puts back what signals did before: nothing was stopped in order, and processes that the caller
+  starts later would inherit signals that are ignored.
 """
 
 import signal
@@ -23,13 +25,15 @@ def receive_signals(*numbers: signal.Signals) -> Iterator[AsyncIterator[int]]:
     def hold(number: int, _frame: FrameType | None) -> None:
         early.add(number)
 
-    for number in numbers:
-        signal.signal(number, hold)  # Trio's receiver sets it again, and delivers to it what nobody has taken
+    # Trio's receiver sets its own handler, and at its end gives `hold` what nobody has taken.
+    before = {number: signal.signal(number, hold) for number in numbers}
+    behind = before
     try:
         with trio.open_signal_receiver(*numbers) as signals:
             for came in early:
                 signal.raise_signal(came)
             yield signals
+        behind = dict.fromkeys(numbers, signal.SIG_IGN)
     finally:
         for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, behind[number])
