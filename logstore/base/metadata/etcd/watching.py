@@ -180,9 +180,10 @@ class EtcdWatch:
 
             nursery.start_soon(read)
             while True:
-                while (quiet_s := transport.quiet_s(self._endpoint, since_s)) > 0:
+                quiet_s = transport.quiet_s(self._endpoint, since_s)
+                if quiet_s > 0:
                     await trio.sleep(quiet_s)
-                if not await transport.is_alive(self._endpoint, RANGE, self._probe()):
+                elif not await transport.is_alive(self._endpoint, RANGE, self._probe()):
                     break
             nursery.cancel_scope.cancel()
         if failures:
