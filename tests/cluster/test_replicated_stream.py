@@ -300,20 +300,6 @@ async def test_offsets_are_checked() -> None:
     assert isinstance(front.stream.delete_records(2).error, OffsetOutOfRange)
 
 
-async def test_no_reader_is_told_of_a_truncation() -> None:
-    """Whatever epoch of the stream a reader asks with, also one of an earlier owner after it has read records of this
-    one: what is acknowledged is never cut. An epoch that the stream never had is unknown.
-    """
-    front, owner = await led()
-    front.append(b"1")
-    owner.ack()
-    owner.own(front.stream)
-    await front.tasks.run()
-    front.append(b"2", b"3")
-    owner.ack()
-    assert [front.stream.end_of_epoch(epoch) for epoch in range(4)] == [*((epoch, 3) for epoch in range(3)), None]
-
-
 async def test_an_ownership_that_ends_while_producers_are_read_begins_nothing() -> None:
     """The table that was read belongs to an ownership that is over."""
     owner = MemoryOwner()
@@ -459,7 +445,7 @@ async def test_a_stream_that_waits_for_members_is_read() -> None:
     stream = second.stream
     assert (stream.is_leader, stream.is_readable, stream.high_watermark, stream.leader_epoch) == (False, True, 0, 2)
     await second.tasks.run_a_while()
-    assert (stream.high_watermark, stream.end_of_epoch(2)) == (1, (2, 2))
+    assert (stream.high_watermark, stream.log_end) == (1, 2)
     for offset in range(3):
         stream.check_offset(offset)
     with pytest.raises(OffsetOutOfRange):

@@ -123,7 +123,7 @@ class ReplicatedStream(TieredBounds):
         self.config = config
         self.leader_epoch = 0
         self.high_watermark = self.log_start_offset = self.led_from = 0
-        """`led_from`: where this host's ownership begins."""
+        """`led_from`: where the newest leader epoch begins."""
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
         self.is_internal = place.is_internal
@@ -385,7 +385,7 @@ class ReplicatedStream(TieredBounds):
             return
         self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
         last = self.registration.last_chunk
-        self.leader_epoch, self._read_end = epoch, end
+        self.leader_epoch, self._read_end, self.led_from = epoch, end, end
         self.high_watermark = end if is_settled or last is None else max(last.base_offset, self.log_start_offset)
         if self.high_watermark < end and last is not None:
             show, owners = partial(self._show_acknowledged, self._ownership), self._services.owners
@@ -399,7 +399,7 @@ class ReplicatedStream(TieredBounds):
         if end > self.high_watermark:
             self.high_watermark = end
             self._wake()
-        return self.high_watermark < (self._read_end or 0)
+        return self.high_watermark < self.log_end
 
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
@@ -484,13 +484,10 @@ class ReplicatedStream(TieredBounds):
         """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
-    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The epoch, and where its records and those before it end at the latest; None: the stream never had the epoch.
-
-        What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
-        would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
-        """
-        return None if epoch > self.newest_epoch else (epoch, max(self.high_watermark, self._read_end or 0))
+    @property
+    def log_end(self) -> int:
+        """Where the log ends, also where readers are shown less of it for now."""
+        return max(self.high_watermark, self._read_end or 0)
 
     @property
     def registration(self) -> StreamRegistration:
@@ -525,12 +522,12 @@ class ReplicatedStream(TieredBounds):
         NotLeader, UnknownTopicOrPartition.
         """
         self.check_reads()
-        if not self.log_start_offset <= offset <= max(self.high_watermark, self._read_end or 0):
+        if not self.log_start_offset <= offset <= self.log_end:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
     def check_end(self) -> None:
         """Raise EndNotKnown while readers may be shown less than is acknowledged: see `readable`."""
-        if self.high_watermark < (self._read_end or 0):
+        if self.high_watermark < self.log_end:
             raise EndNotKnown(f"{self.name}: its end is known when enough hosts live that have it; ask again")
 
     # ---- the front of the stream
