@@ -1,16 +1,21 @@
-"""Leader epochs of a topic that has had one leader: a Kafka of one broker answers the same."""
+"""Leader epochs of a topic that has had one leader: a Kafka of one broker answers the same. And beside a Kafka, the
+model of its table of epochs, with which those of a cluster are compared (`tests/cluster/test_leader_epochs.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 
 from logstore.format.records import Record, encode_batch
-from tests.foreign_clients.broker import Broker
+from tests.foreign_clients.broker import Broker, connect
 from tests.kafka.wire_client import FETCH, LIST_OFFSETS, WireClient
+from tests.support.kafka_epochs import KafkaEpochs
+from tests.support.kafka_peer import start_kafka
 from tests.support.limits import PATIENCE_S
 
 START_MS = 1_700_000_000_000
@@ -93,3 +98,34 @@ def test_a_fetch_that_names_the_epoch_that_was_read(wire: WireClient, topic: str
         part = fetched(wire, topic, offset, 0)
         assert (part.error_code.value, bool(part.records), part.diverging_epoch.epoch) == (NONE, has_records, -1)
     assert fetched(wire, topic, 5, 1).error_code.value == OUT_OF_RANGE
+
+
+@pytest.mark.slow
+def test_the_model_answers_as_a_kafka_whose_leader_begins_anew(tmp_path: Path) -> None:
+    """Each start of a broker is a leader with a new epoch. Some write, some do not, and records are deleted: the ends
+    of all epochs, and the epochs of the first record and of the end, are those of the model.
+    """
+    kafka, model, log_end, newest = start_kafka(tmp_path), KafkaEpochs(), 0, -1
+    try:
+        topic = connect("kafka", kafka.port).create_topic()
+        for count, start in ((3, 0), (0, 0), (2, 0), (4, 4), (0, 9), (1, 9)):
+            broker = connect("kafka", kafka.port)
+            with WireClient(broker.port) as wire:
+                before, newest = newest, listed(wire, topic, -1)[1]
+                assert newest > before
+                model.assign(newest, log_end)
+                if count:
+                    send(wire, topic, count)
+                log_end += count
+                place = TopicPartition(topic, 0, start)
+                broker.admin().delete_records([place])[place].result(PATIENCE_S)
+                model.truncate_from_start(start)
+                for epoch in range(-1, newest + 2):
+                    assert end_of(wire, topic, epoch) == (NONE, *model.end_for(epoch, log_end))
+                assert listed(wire, topic, -2) == (start, model.epoch_for(start))
+                assert listed(wire, topic, -1) == (log_end, newest)
+            kafka.stop()
+            kafka.start()
+            kafka.wait_serving(PATIENCE_S)
+    finally:
+        kafka.kill()
