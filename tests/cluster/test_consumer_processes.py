@@ -129,7 +129,8 @@ def replace_owner(cluster: Cluster) -> None:
 def epochs_of(cluster: Cluster) -> tuple[dict[int, int], int]:
     """The leader epochs of all records, with the offset of the first one of each, and the end of the log."""
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "nobody", "enable.auto.commit": False})
-    place, begins, at = confluent_kafka.TopicPartition(TOPIC, 0, 0), {}, 0
+    place, at = confluent_kafka.TopicPartition(TOPIC, 0, 0), 0
+    begins: dict[int, int] = {}
     try:
         consumer.assign([place])
         _, end = consumer.get_watermark_offsets(place, timeout=PATIENCE_MS / 1000)
