@@ -6,8 +6,9 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.cluster.streams import refusal_window
 from logstore.cluster.streams.acknowledged_end import SELDOM_S
-from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S, RefusedFirsts
 from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -220,6 +221,26 @@ async def test_refused_producers_are_forgotten_with_age() -> None:
     front.stream.tidy()
     assert window.first_refused == 0
     assert len(owner.window) == 1
+
+
+async def test_refused_producers_of_all_streams_of_a_host_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are forgotten, of whichever stream; what is known of the others holds."""
+    monkeypatch.setattr(refusal_window, "MAX_OF_HOST", 5)
+    of_host, owners = RefusedFirsts(), [MemoryOwner() for _ in range(3)]
+    fronts = [Front(owner, refused=of_host) for owner in owners]
+    for front, owner in zip(fronts, owners, strict=True):
+        owner.own(front.stream)
+        await front.tasks.run()
+        front.stream.short(2)
+        for producer_id in range(3):
+            with pytest.raises(NotEnoughReplicas):
+                front.append(b"x", producer_id=producer_id, sequence=0)
+    assert [front.stream._window.first_refused for front in fronts] == [0, 2, 3]
+    assert of_host.count == 5
+    for front in fronts:
+        front.clock.advance(round(1000 * FIRST_S))
+        front.stream.tidy()
+    assert of_host.count == 0
 
 
 async def test_refusals_end_whatever_clients_send() -> None:

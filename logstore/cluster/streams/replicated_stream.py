@@ -36,7 +36,7 @@ from logstore.cluster.interfaces import Spawn, StreamOwners
 from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
-from logstore.cluster.streams.refusal_window import RefusalWindow
+from logstore.cluster.streams.refusal_window import RefusalWindow, RefusedFirsts
 from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
@@ -110,6 +110,7 @@ class StreamServices(NamedTuple):
     spawn: Spawn
     retention: StreamRetention = _NoRetention()
     is_store_away: Callable[[], bool] = lambda: False
+    refused: RefusedFirsts | None = None
 
 
 class ReplicatedStream(TieredBounds):
@@ -133,7 +134,7 @@ class ReplicatedStream(TieredBounds):
         self._waiting_bytes = 0
         self._in_flight: deque[SubmittedBatch] = deque()
         self._early = EarlyAppends(self._append_of_client, services.spawn)
-        self._window = RefusalWindow(services.clock)
+        self._window = RefusalWindow(services.clock, services.refused)
         self.tidy = self._window.tidy
         """Forget refused batches that come no more, whoever leads."""
         self._groups: dict[GroupKey, AppendTicket] = {}
