@@ -121,24 +121,25 @@ class Admin:
 
     def group_names(self) -> list[str]:
         """The names of all groups, sorted."""
-        if self._lacks_groups():
-            return []
-        error, names = self._of_groups(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1])
+        nothing: tuple[int, list[str]] = 0, []
+        error, names = self._of_groups(
+            wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1], nothing
+        )
         self._check(error, "groups", "Describe on the group")
         return names
 
     def groups(self, names: Sequence[str]) -> dict[str, GroupInfo]:
         """Groups by name, in the order asked for. A group that does not exist is `Dead`, as in Kafka."""
-        if names and self._lacks_groups():
-            return dict.fromkeys(names, admin_wire.NO_GROUP)
         found: dict[str, GroupInfo] = {}
         for at in range(0, len(names), GROUPS_PER_REQUEST):
-            request = admin_wire.describe_groups_request(names[at : at + GROUPS_PER_REQUEST])
+            some = names[at : at + GROUPS_PER_REQUEST]
+            request = admin_wire.describe_groups_request(some)
             described = self._of_groups(
                 wire.DESCRIBE_GROUPS,
                 request,
                 admin_wire.describe_groups_reply,
                 _group_errors,
+                dict.fromkeys(some, admin_wire.NO_GROUP),
             )
             found |= described
         for name, group in found.items():
@@ -148,11 +149,10 @@ class Admin:
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that a group has committed, by stream."""
-        if self._lacks_groups():
-            return {}
+        nothing: tuple[int, dict[TopicPartition, int]] = 0, {}
         request = admin_wire.offset_fetch_request(group)
         error, offsets = self._of_groups(
-            wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1]
+            wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1], nothing
         )
         self._check(error, f"offsets of group {group!r}", "Describe on the group")
         return offsets
@@ -230,20 +230,27 @@ class Admin:
 
     def _lacks_groups(self) -> bool:
         """Whether no group was ever in the cluster: there is no topic of groups."""
-        if self._coordinator is not None or not self._asked_hosts():
-            return False
         request = wire.metadata_request((internal_topics.GROUPS,), create=False)
-        found = self._client.call(wire.METADATA, request, wire.metadata_reply)
+        found = self._client.call_once(wire.METADATA, request, wire.metadata_reply, None)
         topic = found.get(internal_topics.GROUPS)
         return topic is not None and topic.error in _NO_SUCH_TOPIC
 
     def _of_groups(
-        self, api_key: int, request: bytes, decode: Callable[[Buffer], T], errors: Callable[[T], Iterable[int]]
+        self,
+        api_key: int,
+        request: bytes,
+        decode: Callable[[Buffer], T],
+        errors: Callable[[T], Iterable[int]],
+        nothing: T | None = None,
     ) -> T:
-        """The answer of the coordinator of groups; `errors` are the error codes in an answer."""
+        """The answer of the coordinator of groups; `errors` are the error codes in an answer. `nothing`: the answer
+        where there are no groups; None: a coordinator is found for the request even then.
+        """
 
         def ask() -> T:
             if self._coordinator is None and (self._is_moved or self._asked_hosts()):
+                if nothing is not None and self._lacks_groups():
+                    return nothing
                 self._coordinator = self._find_coordinator()
             found = self._client.call_once(api_key, request, decode, self._coordinator)
             moved = next((error for error in errors(found) if error in NOT_COORDINATING), 0)

@@ -91,9 +91,10 @@ def test_status_shows_what_the_host_knows_while_the_metadata_store_is_away(tmp_p
 
 
 @pytest.mark.slow
-def test_commands_that_only_look_make_no_topics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [("a",), ("a", "b", "c")])
+def test_commands_that_only_look_make_no_topics(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     """Groups, readers and queries of a cluster that has none: the topics that keep them are not made for the answer."""
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, hosts) as cluster:
         for words in (("status",), ("groups",), ("readers", "list")):
             for host in cluster:
                 told = cairn(*words, "--servers", host.address)
