@@ -26,8 +26,9 @@ from logstore.log.read_patience import ReadPatience
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration
 from tests.cluster.support import Front, MemoryOwner, NoFiles
+from tests.cluster.tier_world import TierWorld, in_world
 from tests.kafka.front_driver import decode_answer
-from tests.support.kafka_epochs import KafkaEpochs
+from tests.support.kafka_epochs import UNKNOWN, KafkaEpochs
 
 
 class CountedOwner(MemoryOwner):
@@ -266,3 +267,34 @@ async def test_a_fetch_says_where_a_client_s_log_parts_from_the_stream_s() -> No
     assert (apart.error_code.value, bool(apart.records)) == (0, False)
     assert (apart.diverging_epoch.epoch, apart.diverging_epoch.end_offset) == (first, 2)
     assert (await fetched(story, 3, second + 1)).error_code.value == 1
+
+
+def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
+    """Behind takeovers of hosts that are lost: the ends are exact, also behind a log start inside of such a chunk."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create(**{"local.retention.ms": "0"})
+        model = KafkaEpochs()
+        for _ in range(3):
+            life, stream = await world.wait_leader()
+            model.assign(stream.leader_epoch, stream.high_watermark)
+            for _ in range(2):
+                await world.chunk()
+            await world.lose(life.running.host.name)
+            await world.bring_back()
+        life, stream = await world.wait_leader()
+        model.assign(stream.leader_epoch, stream.high_watermark)
+        await world.append()
+        await world.settle(is_swept=False)
+        for start in (0, 4):
+            life, stream = await world.wait_leader()
+            if start:
+                await life.engine.wait(stream.delete_records(start))
+                model.truncate_from_start(start)
+            assert any(chunk.is_tiered_alone for chunk in stream.registration.chunks)
+            for epoch in range(-1, stream.leader_epoch + 1):
+                found = await life.engine.end_of_epoch(stream, epoch, ReadPatience(EPOCHS_S))
+                assert (epoch, *(found or UNKNOWN)) == (epoch, *model.end_for(epoch, stream.log_end))
+            assert await life.engine.leader_epoch_at(stream, start, ReadPatience(EPOCHS_S)) == model.epoch_for(start)
+
+    in_world(test, "a", "b", "c")
