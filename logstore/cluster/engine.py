@@ -17,7 +17,7 @@ from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
-from logstore.log.served import EpochEnd, ForeignStream, ServedStream
+from logstore.log.served import ForeignStream, LeaderEpochEnd, ServedStream
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import TicketView
 
@@ -95,7 +95,7 @@ class ClusterEngine:
             self._own(stream), offset, max_bytes, include_control=include_control, patience=patience
         )
 
-    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> EpochEnd | None:
+    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """Where a leader epoch ends; see `LeaderEpochs.end_of`."""
         return await self._epochs.end_of(self._own(stream), epoch, patience)
 

@@ -29,7 +29,7 @@ from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.read_patience import ReadPatience
-from logstore.log.served import NO_LEADER_EPOCH, EpochEnd, ServedStream
+from logstore.log.served import NO_LEADER_EPOCH, LeaderEpochEnd, ServedStream
 
 _THROTTLE = struct.Struct(">i")
 KEY = 1
@@ -99,7 +99,7 @@ class _PartitionAnswer(NamedTuple):
     size: int
     is_away: bool = False
     """The records are on no host that can be reached: the client hears of it when it would hear that there are none."""
-    diverging: EpochEnd | None = None
+    diverging: LeaderEpochEnd | None = None
     """The client's records differ from the stream's behind this end."""
 
 
@@ -284,7 +284,7 @@ async def _read(
 
 async def _diverging(
     broker: Broker, stream: ServedStream, wanted: FetchPartition, patience: ReadPatience
-) -> EpochEnd | None:
+) -> LeaderEpochEnd | None:
     """Where a client's records part from the stream's, by the epoch of the last one that it has; None: they do not.
     Raises OffsetOutOfRange if the stream does not have the epoch, as Kafka does; CairnError.
     """
@@ -321,7 +321,7 @@ def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
     return [_THROTTLE.pack(throttle_ms), memoryview(body[0])[_THROTTLE.size :], *body[1:]]
 
 
-def _write_diverging(writer: Writer, end: EpochEnd) -> None:
+def _write_diverging(writer: Writer, end: LeaderEpochEnd) -> None:
     """End a partition's answer with where the client's records part from the stream's, as the only tagged field."""
     writer.fixed(_DIVERGING, 1, _DIVERGING_TAG, _DIVERGING_BYTES, *end, 0)
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 NO_LEADER_EPOCH: Final = -1
 
 
-class EpochEnd(NamedTuple):
+class LeaderEpochEnd(NamedTuple):
     """A leader epoch, and the offset behind its last record: where the next epoch begins, or the end of the log."""
 
     leader_epoch: int
@@ -261,7 +261,7 @@ class ServingEngine(Protocol):
         Raises CairnError, OSError.
         """
 
-    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> EpochEnd | None:
+    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The largest leader epoch of a stream up to `epoch`, and where its records end; None: `epoch` is above the
         newest, or -1. `patience`: for how long what is read for it may take. Raises CairnError.
         """

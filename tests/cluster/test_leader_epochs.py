@@ -273,7 +273,7 @@ def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
     """Behind takeovers of hosts that are lost: the ends are exact, also behind a log start inside of such a chunk."""
 
     async def test(world: TierWorld) -> None:
-        await world.create(**{"local.retention.ms": "0"})
+        await world.create()
         model = KafkaEpochs()
         for _ in range(3):
             life, stream = await world.wait_leader()

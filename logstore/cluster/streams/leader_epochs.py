@@ -32,7 +32,7 @@ from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.errors import CairnError, NotLeader
 from logstore.format.batch import parse_header
 from logstore.log.read_patience import ReadPatience
-from logstore.log.served import NO_LEADER_EPOCH, EpochEnd
+from logstore.log.served import NO_LEADER_EPOCH, LeaderEpochEnd
 from logstore.replica.registrations import ChunkRegistration
 
 MAX_KNOWN: Final = 16_384
@@ -55,7 +55,7 @@ class LeaderEpochs:
         """Of how many chunks the leader epoch is remembered."""
         return len(self._known)
 
-    async def end_of(self, stream: ReplicatedStream, epoch: int, patience: ReadPatience) -> EpochEnd | None:
+    async def end_of(self, stream: ReplicatedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The largest leader epoch of the stream up to `epoch`, and the offset at which the next one begins, or the end
         of the log; `epoch` itself if all that is left is newer. None: `epoch` is above the newest, or -1. `patience`:
         for how long all reads for the request may last together.
@@ -66,7 +66,7 @@ class LeaderEpochs:
         if epoch < 0 or epoch > stream.newest_epoch:
             return None
         if epoch >= stream.leader_epoch:
-            return EpochEnd(stream.leader_epoch, stream.log_end)
+            return LeaderEpochEnd(stream.leader_epoch, stream.log_end)
         ownership, start, led_from = stream.ownership, stream.log_start_offset, stream.led_from
         chunks, (low, high) = stream.registration.chunks, _in_front(stream)
         above = await self._first_above(stream, epoch, chunks[:high], low, patience)
@@ -76,7 +76,7 @@ class LeaderEpochs:
             found = await self._of(stream, in_front, patience)
             before = min(epoch, in_front.epoch) if found == NO_LEADER_EPOCH else found
         _check_ownership(stream, ownership)
-        return EpochEnd(before, max(end_offset, start))
+        return LeaderEpochEnd(before, max(end_offset, start))
 
     async def at(self, stream: ReplicatedStream, offset: int, patience: ReadPatience) -> int:
         """The leader epoch that wrote the record at an offset; -1: it cannot be read in time. Raises as `end_of`."""
