@@ -64,7 +64,7 @@ class Plan:
     rounds: int
 
 
-FULL, QUICK, SMOKE = Plan(results.FULL, 5), Plan("quick", 2), Plan("smoke", 1)
+FULL, QUICK, SMOKE = Plan(results.FULL, 3), Plan("quick", 1), Plan("smoke", 1)
 
 
 class Losses:
@@ -242,7 +242,7 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = options(__doc__, quick="two rounds", smoke="does it work at all; Python's clients only", data="a folder")
+    parser = options(__doc__, quick="one round", smoke="does it work at all; Python's clients only", data="a folder")
     parser.add_argument("--client", action="append", default=[], help="only clients whose names begin so")
     given = parser.parse_args(arguments)
     plan = SMOKE if given.smoke else QUICK if given.quick else FULL

@@ -131,12 +131,12 @@ def run_spark(spark: SparkSession, checkpoints: Path, topic: str, cluster: Clust
 def clients(spark: SparkSession | None, checkpoints: Path) -> Mapping[str, Callable[[str], Run]]:
     """Each client's name, and how to produce to a topic with it. Without a Spark there is no Spark."""
     found: dict[str, Callable[[str], Run]] = {
+        "franz-go": run_franz_go,
+        f"franz-go, MetadataMinAge {FRANZ_GO_AGE_MS} ms": lambda topic: run_franz_go(topic, FRANZ_GO_AGE_MS),
         "librdkafka": lambda topic: partial(run_librdkafka, topic),
         "Java": lambda topic: run_java(topic, JAVA),
         "kafka-python": lambda topic: partial(run_kafka_python, topic),
         "aiokafka": lambda topic: partial(run_aiokafka, topic),
-        "franz-go": run_franz_go,
-        f"franz-go, MetadataMinAge {FRANZ_GO_AGE_MS} ms": lambda topic: run_franz_go(topic, FRANZ_GO_AGE_MS),
     }
     if spark is not None:
         found["Spark"] = lambda topic: partial(run_spark, spark, checkpoints, topic)
