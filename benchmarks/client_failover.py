@@ -138,7 +138,7 @@ def measure(cluster: Cluster, client: str, topic: str, run: Run, plan: Plan, row
     ways = {KILL: losses.kill, STOP: losses.stop, DRAINED: losses.drain}
     with producing(cluster, run) as load:
         for number in range(1, plan.rounds + 1):
-            row = {}
+            row: dict[str, float] = {}
             for way, lose in ways.items():
                 row |= _lose(load, losses, way, lose)
             rows.add(part="silence", client=client, round=number, **row)
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     after = [round(load, 2) for load in os.getloadavg()]
     if left_out and mode == results.FULL:
         mode, folder = results.PARTIAL, results.partial(folder)
-    columns = ("client", "rounds", "kill -9, s", "SIGTERM, s", "drain, s", "usual, s", "back, s")
+    columns: tuple[str, ...] = ("client", "rounds", "kill -9, s", "SIGTERM, s", "drain, s", "usual, s", "back, s")
     columns += ("acknowledged", "lost", "doubled", "failed")
     print_rows(console, "Longest time without an acknowledgement", columns, table(rows))
     goals = find_goals(rows)
