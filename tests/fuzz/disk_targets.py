@@ -10,12 +10,15 @@ from typing import Final
 
 from crc32c import crc32c
 
+from logstore.access import ledger as acl_ledger
+from logstore.access import quota_ledger
 from logstore.epochs import ledger_entries
 from logstore.epochs.group_order import GroupOrder, decode_order, encode_order
 from logstore.errors import CorruptFile, MalformedRequest, UnknownFormatVersion
 from logstore.format import index, journal_block, ledger_frame, quiet_stream, snapshot, staged, tiered_chunk
 from logstore.format.batch import intact_run
 from logstore.format.records import encode_batch
+from logstore.kafka.groups import offsets
 from logstore.kafka.groups.generations import decode_generation
 from logstore.log.reader_entries import ReaderEntry, decode_reader, encode_reader
 from logstore.log.replica_chunk import ChunkPrefix, NotedReplica, decode_noted
@@ -133,5 +136,21 @@ def entries() -> list[Target]:
             DAMAGED,
             (tiered_chunk.encode_entry(chunk),),
         ),
+        *_keys(),
         Target("ledger-changes", _changes, (), (ledger_frame.encode_changes({"a": b"x", "b": None}),)),
     ]
+
+
+def _keys() -> list[Target]:
+    """Entries of ledgers that are their keys, and offsets of groups."""
+    acl = b'[2,"orders",3,"User:a","*",3,3]'
+    return [
+        Target("acl-key", lambda data: acl_ledger._parse(_text(data)), DAMAGED, (acl,)),
+        Target("quota-key", lambda data: quota_ledger._entity(_text(data)), DAMAGED, (b'{"user":"a","client-id":null}',)),
+        Target("quota", lambda data: quota_ledger._values("k", data), DAMAGED, (b'{"producer_byte_rate":1000.0}',)),
+        Target("group-offset", lambda data: offsets._committed("k", data), DAMAGED, (b'{"offset":1,"time":5,"epoch":0}',)),
+    ]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

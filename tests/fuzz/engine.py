@@ -1,35 +1,41 @@
-"""Runs one fuzz target in a process of its own: `python -m tests.fuzz.engine TARGET --runs N --seed S`.
+"""Runs fuzz targets, each in a process of its own: `python -m tests.fuzz.engine --runs N --seed S TARGET...`.
 
-With atheris, inputs follow what they reach (`logstore` and `scheduler` are instrumented before they are loaded);
-without it, with `--plain`, seeds are changed at random. The process may use ROOM_BYTES of memory beyond what it has at
-the start: a decoder that takes more raises MemoryError, which no target allows. Prints one line of JSON at the end.
+With atheris, inputs follow what they reach: `logstore` and `scheduler` are instrumented when they are loaded, once,
+and each target runs in a copy of that process. A copy may use ROOM_BYTES of memory beyond what it has at its start: a
+decoder that takes more raises MemoryError, which no target allows. With `--plain`, which needs no atheris, seeds are
+changed at random. Prints a line of JSON for each target.
 
-Exits with another status than 0 when a call raises what its target does not allow, takes longer than MAX_CALL_S, or
-takes more memory than it may; the input is then in the folder of artifacts.
+A target has failed when a call raised what the target does not allow, took longer than MAX_CALL_S, or more memory than
+it may; its input is then in the folder of artifacts, and the status of this program is 1.
 """
 
 import argparse
 import importlib
 import json
+import os
+import re
 import resource
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from tests.fuzz.interface import MAX_CALL_BYTES, MAX_CALL_S, MAX_INPUT_BYTES, Target
+from tests.fuzz.interface import MAX_CALL_S, MAX_INPUT_BYTES, Target
 from tests.fuzz.mutations import inputs
 
 ROOM_BYTES: Final = 256 << 20
-"""The fuzzer's own corpus and tables of coverage are in it: one call is held to MAX_CALL_BYTES in the short run."""
+"""The fuzzer's own corpus and tables are in it; the short run holds a single call to less."""
+_EXECUTED: Final = re.compile(r"number_of_executed_units: +(\d+)")
+_REACHED: Final = re.compile(r"new_units_added: +(\d+)")
 
 
-def load(name: str) -> Target:
-    """The target of that name. Raises KeyError."""
-    target: Target = importlib.import_module("tests.fuzz.targets").table()[name]
-    return target
+def table() -> Mapping[str, Target]:
+    """All targets. Loaded late, so that what they load is instrumented."""
+    found: Mapping[str, Target] = importlib.import_module("tests.fuzz.targets").table()
+    return found
 
 
 def limit_memory() -> None:
@@ -39,11 +45,8 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def guided(name: str, runs: int, seed: int, artifacts: Path) -> None:
-    """Run with atheris, which ends the process."""
-    atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["logstore", "scheduler"]):
-        target = load(name)
+def guided(atheris: Any, target: Target, runs: int, seed: int, artifacts: Path) -> None:
+    """Fuzz one target; atheris ends the process."""
 
     def once(data: bytes) -> None:
         try:
@@ -51,21 +54,20 @@ def guided(name: str, runs: int, seed: int, artifacts: Path) -> None:
         except target.errors:
             pass
 
-    with tempfile.TemporaryDirectory() as corpus:
-        for number, each in enumerate(target.seeds):
-            (Path(corpus) / f"{number:04d}").write_bytes(each[:MAX_INPUT_BYTES])
-        options = [f"-runs={runs}", f"-seed={seed}", f"-max_len={MAX_INPUT_BYTES}", f"-timeout={MAX_CALL_S}"]
-        options += ["-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={artifacts}/{name}-"]
-        atheris.Setup([sys.argv[0], *options, corpus], once)
-        limit_memory()
-        atheris.Fuzz()
-
-
-def plain(name: str, runs: int, seed: int) -> None:
-    """Run with random changes of seeds."""
-    target = load(name)
+    corpus = Path(tempfile.mkdtemp(prefix="corpus-", dir=artifacts))
+    for number, each in enumerate(target.seeds):
+        (corpus / f"{number:04d}").write_bytes(each[:MAX_INPUT_BYTES])
+    options = [f"-runs={runs}", f"-seed={seed}", f"-max_len={MAX_INPUT_BYTES}", f"-timeout={MAX_CALL_S}"]
+    options += ["-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={artifacts}/{target.name}-"]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], once)
     limit_memory()
-    started, executed, slowest_s = time.monotonic(), 0, 0.0
+    atheris.Fuzz()
+
+
+def plain(target: Target, runs: int, seed: int) -> None:
+    """Run one target with random changes of its seeds."""
+    limit_memory()
+    executed = 0
     for data in inputs(target.seeds, Random(seed), runs):
         before = time.monotonic()
         try:
@@ -73,29 +75,71 @@ def plain(name: str, runs: int, seed: int) -> None:
         except target.errors:
             pass
         except BaseException:
-            print(f"{name}: input {data.hex()}", file=sys.stderr)
+            print(f"{target.name}: input {data.hex()}", file=sys.stderr, flush=True)
             raise
-        slowest_s = max(slowest_s, time.monotonic() - before)
+        if time.monotonic() - before > MAX_CALL_S:
+            sys.exit(f"{target.name}: more than {MAX_CALL_S} s for input {data.hex()}")
         executed += 1
-    seconds = time.monotonic() - started
-    print(json.dumps({"executed": executed, "seconds": round(seconds, 1), "slowest_ms": round(slowest_s * 1000, 1)}))
-    if slowest_s > MAX_CALL_S:
-        sys.exit(f"{name}: a call took {slowest_s:.1f} s")
+    print(f"number_of_executed_units: {executed}", file=sys.stderr, flush=True)
+
+
+def apart(target: Target, runs: int, seed: int, artifacts: Path, atheris: Any) -> dict[str, Any]:
+    """Run one target in a copy of this process; what came of it. `atheris`: None: without it."""
+    log, started = artifacts / f"{target.name}.log", time.monotonic()
+    process = os.fork()
+    if not process:
+        with log.open("wb") as output:
+            os.dup2(output.fileno(), 2)
+            os.dup2(output.fileno(), 1)
+        status = 1
+        try:
+            if atheris is None:
+                plain(target, runs, seed)
+            else:
+                guided(atheris, target, runs, seed, artifacts)
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    text = log.read_text(encoding="utf-8", errors="replace")
+    executed, reached = (int(found[1]) if (found := each.search(text)) else 0 for each in (_EXECUTED, _REACHED))
+    seconds = round(time.monotonic() - started, 1)
+    result = {"target": target.name, "seeds": len(target.seeds), "executed": executed, "inputs_kept": reached}
+    return {**result, "seconds": seconds, "failed": status != 0 or not executed, "log": str(log) if status else ""}
+
+
+def run(names: Sequence[str], runs: int, seed: int, artifacts: Path, *, is_plain: bool) -> bool:
+    """Run targets one after the other, all if none is named; whether none has failed."""
+    artifacts.mkdir(parents=True, exist_ok=True)
+    atheris = None
+    if is_plain:
+        targets = table()
+    else:
+        atheris = importlib.import_module("atheris")
+        with atheris.instrument_imports(include=["logstore", "scheduler"]):
+            targets = table()
+    is_clean = True
+    for name in names or targets:
+        result = apart(targets[name], runs, seed, artifacts, atheris)
+        is_clean &= not result["failed"]
+        print(json.dumps(result), flush=True)
+    return is_clean
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
+    parser.add_argument("targets", nargs="*")
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--artifacts", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--artifacts", type=Path, required=True)
     parser.add_argument("--plain", action="store_true")
     given = parser.parse_args()
-    if given.plain:
-        plain(given.target, given.runs, given.seed)
-    else:
-        guided(given.target, given.runs, given.seed, given.artifacts)
+    if not run(given.targets, given.runs, given.seed, given.artifacts, is_plain=given.plain):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from logstore.kafka.single_batch import SingleBatch
 from logstore.kafka.wire import build
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
+from tests.format import test_epoch_api, test_reader_api
 from tests.fuzz.interface import Target
 
 FIRST_OWN_KEY: Final = min(epoch_api.API_KEYS)
@@ -53,6 +54,20 @@ OPENERS: Final = (
     (epoch_api.API_KEYS, epoch_api.decode_request),
     (reader_api.READER_API_KEYS, reader_api.decode_request),
     (operator_api.OPERATOR_API_KEYS, operator_api.decode_request),
+)
+OPERATORS: Final = (
+    operator_api.DescribeQueriesRequest("q"),
+    operator_api.DescribeSidecarRequest(),
+    operator_api.DescribeHostsRequest(),
+    operator_api.DescribePlacesRequest("t", 1),
+    operator_api.ChangeHostRequest("a", "drain"),
+    operator_api.ForgetProducersRequest("t", 3, 7),
+    operator_api.DescribeTierRequest("t", 1),
+)
+FAMILIES: Final[tuple[tuple[Any, tuple[type, ...]], ...]] = (
+    (operator_api, tuple(map(type, OPERATORS))),
+    (reader_api, tuple({type(request) for request in test_reader_api.REQUESTS})),
+    (epoch_api, tuple({type(request) for _, request in test_epoch_api.REQUESTS})),
 )
 RECORDS: Final = [Record(n, NOW_MS + n, b"key", b"value" * n, (("name", b"x"),)) for n in range(3)]
 
@@ -137,17 +152,16 @@ def requests() -> list[Target]:
 
 
 def _own_seeds(key: int) -> list[bytes]:
-    """Bodies with every field that any of Cairn's own requests knows."""
-    numbers = {"epoch": 1, "task": 0, "position": 0, "partition": 0, "before": -1, "first": 0, "chunk": 0}
-    texts = {"query": "q", "run": "r", "attempt": "a", "topic": "t", "positions": "{}", "reader": "g", "after": ""}
-    more: dict[str, object] = {"group": "g", "host": "h", "action": "leave", "types": [1], "forget": False}
-    more |= {"even_if_away": False, "repeat_epochs": False, "tasks": [], "rewind": None, "max_bytes": 1024}
-    more |= {"parts": [{"topic": "t", "partition": 0, "length": 3, "batches": 1}], "streams": [["t", 0, 1]]}
-    return [
-        b"".join(bytes(part) for part in epoch_api.encode_own_request(key, every, 1, "c")[1:]) + raw
-        for every in ({**numbers, **texts, **more}, {**texts, **more})
-        for raw in (b"", b"raw")
-    ]
+    """Bodies of requests with this key; without an example, the fields that the others of its family have."""
+    examples = [*(request for _, request in test_epoch_api.REQUESTS), *test_reader_api.REQUESTS, *OPERATORS]
+    found = []
+    for request in examples:
+        module = next(module for module, kinds in FAMILIES if isinstance(request, kinds))
+        frame = b"".join(map(bytes, module.encode_request(request, correlation_id=1, client_id="c")))
+        found_key, *_, at = epoch_api.decode_request_header(frame)
+        if found_key == key:
+            found.append(frame[at:])
+    return found
 
 
 # ---- batches
@@ -177,8 +191,7 @@ def _control(data: bytes) -> object:
 def _opened(codec_number: int, data: bytes) -> object:
     """Open records of a codec, and look at their times."""
     opened = open_records(data, codec_number, OPENED_BYTES)
-    header = parse_header(encode_batch(RECORDS))
-    return list(iterate_times(opened, header._replace(record_count=1000)))
+    return list(iterate_times(opened, parse_header(encode_batch(RECORDS))))
 
 
 def _xerial(data: bytes) -> bytes:
@@ -243,15 +256,19 @@ def logins() -> list[Target]:
     ]
 
 
-REPLIES: Final = ((epoch_api, epoch_api.API_KEYS), (reader_api, reader_api.READER_API_KEYS))
-
-
 def replies() -> list[Target]:
     """What a sidecar answers to Cairn's own requests, as a client reads it."""
-    body = bytes(epoch_api.encode_fields({"error": None, "next": 1, "query": "q"}))
+    families: tuple[tuple[Any, Sequence[tuple[int, Any]]], ...] = (
+        (epoch_api, test_epoch_api.REPLIES),
+        (reader_api, test_reader_api.REPLIES),
+    )
     found = []
-    for module, keys in REPLIES:
-        for key in sorted(keys):
-            call = partial(module.decode_reply, key)
-            found.append(Target(f"own-reply-{key}", call, (CairnError,), (struct.pack(">i", 1) + body,)))
+    for module, examples in families:
+        for key in sorted({key for key, _ in examples}):
+            seeds = [
+                struct.pack(">i", 1) + b"".join(map(bytes, module.encode_reply_body(reply)))
+                for each, reply in examples
+                if each == key
+            ]
+            found.append(Target(f"own-reply-{key}", partial(module.decode_reply, key), (CairnError,), seeds))
     return found

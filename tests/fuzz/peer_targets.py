@@ -19,12 +19,11 @@ from logstore.base.metadata.schema import (
     StoredCopyCoordinator,
     StoredDisk,
     StoredLeader,
-    StoredMember,
-    StoredNetwork,
     StoredNode,
     StoredPlanHead,
     StoredTopic,
     decode,
+    encode,
 )
 from logstore.cluster.copies import copy_fields, slot_fields
 from logstore.cluster.links import hello, wire
@@ -37,12 +36,7 @@ from logstore.replica import registrations
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from tests.cluster.test_wire import MESSAGES, body_of
 from tests.fuzz.interface import Target
-
-KINDS = (
-    *(Leaving, StoredCluster, StoredCopyCoordinator, StoredDisk, StoredLeader, StoredMember, StoredNetwork),
-    *(StoredNode, StoredPlanHead, StoredTopic),
-)
-
+from tests.metadata.test_schema import MEMBER, NETWORK, WAIT
 
 def _greeted(data: bytes) -> object:
     """A hello whose length and checksum are right."""
@@ -132,6 +126,20 @@ def _value(kind: type[Any], data: bytes) -> object:
     return decode(kind, Entry("key", data, 1))
 
 
+def _of_value(value: Any) -> Target:
+    kind = type(value)
+    return Target(f"value-{kind.__name__}", partial(_value, kind), (MetadataDamaged,), (encode(value),))
+
+
+def _unsealed(register: bytes) -> bytes:
+    return b"\n".join(entry[8:] for entry in register.split(b"\n"))
+
+
+def _sealed_registration(data: bytes) -> object:
+    """Entries whose checksums are right."""
+    return _registration(b"\n".join(b"%08x" % crc32c(entry) + entry for entry in data.split(b"\n")))
+
+
 def _registration(data: bytes) -> object:
     head, *sealed = data.split(b"\n")
     entries = {registrations.HEAD: head, **{f"{number:020d}": each for number, each in enumerate(sealed)}}
@@ -163,16 +171,18 @@ def metadata() -> list[Target]:
     owner, members = OwnerId("a", "1"), (Member("a", "d"), Member("b", "d"))
     opened = StreamRegistration(2, 1, 1, owner).opened(members, 0)
     register = b"\n".join(registrations.encode_registration(opened).values())
-    values = (
-        {"v": 1, "host": "a", "start": "s", "cluster_id": "c", "topic_id": "t", "partitions": 1, "settings": {}},
-        {"v": 1, "how": "drain", "revision": 1, "addresses": {"PLAIN": "h:1"}, "node_id": 1, "disk": "d"},
+    values: tuple[Any, ...] = (
+        *(MEMBER, NETWORK, WAIT, StoredCluster(cluster_id="c1"), StoredDisk(host="h1", starts=3, start="s3")),
+        *(StoredNode(host="h1"), StoredLeader(host="h1", start="s3", url="http://h:1"), StoredPlanHead(writes=1, batch=3)),
+        *(Leaving(how="drain"), StoredCopyCoordinator(host="h1", start="s3")),
+        StoredTopic(topic_id="t", partitions=12, replicas=3, settings={"retention.ms": "60000"}),
     )
-    seeds = [json.dumps(value).encode() for value in values]
     damaged = (CorruptRegister, UnknownFormatVersion)
     return [
         Target("etcd-answer", _answer, (messages.BadAnswer,), [json.dumps(answer).encode() for answer in answers]),
-        *(Target(f"value-{kind.__name__}", partial(_value, kind), (MetadataDamaged,), seeds) for kind in KINDS),
+        *(_of_value(value) for value in values),
         Target("registration", _registration, damaged, (register,)),
+        Target("registration-sealed", _sealed_registration, damaged, (_unsealed(register),)),
         Target("stored-access", _access, (CorruptFile,), (stored_access.encode_entry("users/a", b"x"),)),
         Target("stored-time", retention_clock.decode_time, (MetadataDamaged,), (retention_clock.encode_time(5), b"7")),
     ]
