@@ -73,9 +73,7 @@ def files() -> list[Target]:
     entry = index.IndexEntry(0, -1, 0, 7, 1)
     blocks = [index.encode_block(index.IndexBlock(100, 3, 5, entries, 9)) for entries in ([entry], [])]
     batch = snapshot.ProducerBatch(0, 2, 0)
-    producers = snapshot.encode_snapshot(
-        snapshot.ProducerSnapshot(10, 3, [snapshot.ProducerEntry(1, 0, 5, (batch,))])
-    )
+    producers = snapshot.encode_snapshot(snapshot.ProducerSnapshot(10, 3, [snapshot.ProducerEntry(1, 0, 5, (batch,))]))
     records = bytes(encode_batch(RECORDS))
     place = journal_block.PartPlace(b"orders.id/0", 0, 0, 0)
     block = journal_block.encode_head(1, 0, [(place, [records])], key=KEY) + records
@@ -126,9 +124,7 @@ def entries() -> list[Target]:
         Target("group-order", decode_order, (MalformedRequest,), (b"".join(map(bytes, encode_order(order))),)),
         Target("reader", partial(decode_reader, "r"), DAMAGED, (encode_reader(ReaderEntry("r", "g", {}, 5)),)),
         Target("generation", lambda data: decode_generation("g", data, (data,)), (), (group,)),
-        Target(
-            "quiet-stream", _quiet, DAMAGED, (quiet_stream.encode_quiet(quiet), quiet_stream.encode_active(3))
-        ),
+        Target("quiet-stream", _quiet, DAMAGED, (quiet_stream.encode_quiet(quiet), quiet_stream.encode_active(3))),
         Target("replica-note", lambda data: decode_noted(data, "d"), DAMAGED, (noted.encode(),)),
         Target(
             "tiered-chunk",
@@ -143,12 +139,13 @@ def entries() -> list[Target]:
 
 def _keys() -> list[Target]:
     """Entries of ledgers that are their keys, and offsets of groups."""
+    quota, offset = b'{"user":"a","client-id":null}', b'{"offset":1,"time":5,"epoch":0}'
     acl = b'[2,"orders",3,"User:a","*",3,3]'
     return [
         Target("acl-key", lambda data: acl_ledger._parse(_text(data)), DAMAGED, (acl,)),
-        Target("quota-key", lambda data: quota_ledger._entity(_text(data)), DAMAGED, (b'{"user":"a","client-id":null}',)),
+        Target("quota-key", lambda data: quota_ledger._entity(_text(data)), DAMAGED, (quota,)),
         Target("quota", lambda data: quota_ledger._values("k", data), DAMAGED, (b'{"producer_byte_rate":1000.0}',)),
-        Target("group-offset", lambda data: offsets._committed("k", data), DAMAGED, (b'{"offset":1,"time":5,"epoch":0}',)),
+        Target("group-offset", lambda data: offsets._committed("k", data), DAMAGED, (offset,)),
     ]
 
 

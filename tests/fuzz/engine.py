@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -49,10 +50,8 @@ def guided(atheris: Any, target: Target, runs: int, seed: int, artifacts: Path) 
     """Fuzz one target; atheris ends the process."""
 
     def once(data: bytes) -> None:
-        try:
+        with suppress(target.errors):
             target.call(data)
-        except target.errors:
-            pass
 
     corpus = Path(tempfile.mkdtemp(prefix="corpus-", dir=artifacts))
     for number, each in enumerate(target.seeds):
@@ -98,7 +97,7 @@ def apart(target: Target, runs: int, seed: int, artifacts: Path, atheris: Any) -
             else:
                 guided(atheris, target, runs, seed, artifacts)
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  this process is a copy, and must end here whatever comes
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stderr.flush()

@@ -66,5 +66,7 @@ def connections() -> list[Target]:
         body = b"" if route.body is None else BODY
         seeds.append(head.format(route.method, path, len(body)).encode() + body)
     seeds.append(seeds[0] + seeds[-1])
-    seeds.append(b"POST /v1/requests?a=1&b=%20 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    seeds.append(
+        b"POST /v1/requests?a=1&b=%20 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    )
     return [Target("coordinator-http", _serve, (), seeds)]

@@ -8,7 +8,22 @@ from typing import Final
 from tests.fuzz.interface import MAX_INPUT_BYTES
 
 NUMBERS: Final = (0, 1, -1, 127, 128, 255, 256, 32767, -32768, 2**31 - 1, -(2**31))
-TOKENS: Final = (b"[", b"]", b"{", b"}", b'"', b",", b":", b"null", b"-1", b"1e999", b"Infinity", b"NaN", b"\xff", b"[" * 2000)
+TOKENS: Final = (
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b'"',
+    b",",
+    b":",
+    b"null",
+    b"-1",
+    b"1e999",
+    b"Infinity",
+    b"NaN",
+    b"\xff",
+    b"[" * 2000,
+)
 MOST_CHANGES: Final = 4
 
 
@@ -35,7 +50,7 @@ def _change(data: bytearray, seeds: Sequence[bytes], random: Random) -> None:
             data[at:at] = random.choice(TOKENS)
         case 4:
             number = random.choice(NUMBERS)
-            layout = random.choice(">b >h >i >q".split())
+            layout = random.choice([">b", ">h", ">i", ">q"])
             bits = 8 * struct.calcsize(layout)
             wrapped = (number + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
             size = struct.calcsize(layout)

@@ -29,14 +29,21 @@ from logstore.cluster.copies import copy_fields, slot_fields
 from logstore.cluster.links import hello, wire
 from logstore.cluster.links.calls import CallHead, decode_call, encode_call
 from logstore.cluster.streams import retention_clock, stored_access
-from logstore.errors import CorruptFile, CorruptRegister, LinkRefused, MalformedMessage, MalformedRequest
-from logstore.errors import UnknownFormatVersion
+from logstore.errors import (
+    CorruptFile,
+    CorruptRegister,
+    LinkRefused,
+    MalformedMessage,
+    MalformedRequest,
+    UnknownFormatVersion,
+)
 from logstore.format.fields import parse_object
 from logstore.replica import registrations
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from tests.cluster.test_wire import MESSAGES, body_of
 from tests.fuzz.interface import Target
 from tests.metadata.test_schema import MEMBER, NETWORK, WAIT
+
 
 def _greeted(data: bytes) -> object:
     """A hello whose length and checksum are right."""
@@ -91,7 +98,10 @@ def _copies() -> list[Target]:
     )
     plan = copy_fields.encode_plan([copy_fields.Going("a", "t/0", copy_fields.CopyGo(1, "a", "b"))])
     return [
-        *(Target(name, partial(_of_json, call), (MalformedRequest,), (json.dumps(seed).encode(),)) for name, call, seed in told),
+        *(
+            Target(name, partial(_of_json, call), (MalformedRequest,), (json.dumps(seed).encode(),))
+            for name, call, seed in told
+        ),
         Target("copy-plan", copy_fields.decode_plan, (MalformedRequest,), (plan,)),
     ]
 
@@ -173,7 +183,11 @@ def metadata() -> list[Target]:
     register = b"\n".join(registrations.encode_registration(opened).values())
     values: tuple[Any, ...] = (
         *(MEMBER, NETWORK, WAIT, StoredCluster(cluster_id="c1"), StoredDisk(host="h1", starts=3, start="s3")),
-        *(StoredNode(host="h1"), StoredLeader(host="h1", start="s3", url="http://h:1"), StoredPlanHead(writes=1, batch=3)),
+        *(
+            StoredNode(host="h1"),
+            StoredLeader(host="h1", start="s3", url="http://h:1"),
+            StoredPlanHead(writes=1, batch=3),
+        ),
         *(Leaving(how="drain"), StoredCopyCoordinator(host="h1", start="s3")),
         StoredTopic(topic_id="t", partitions=12, replicas=3, settings={"retention.ms": "60000"}),
     )
