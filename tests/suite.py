@@ -67,6 +67,7 @@ CORE = (
     *("topology", "calibration", "peace", "simulation"),
 )
 STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
+SERVICES = ("coordinator", "metadata", "monitoring", "sidecar", "kill9", "preloaded")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
     Part("static", ("static",), 90, 90, Lane.COMPUTE),

@@ -17,6 +17,7 @@ from logstore.epochs.group_order import GroupOrder, decode_order, encode_order
 from logstore.errors import CorruptFile, MalformedRequest, UnknownFormatVersion
 from logstore.format import index, journal_block, ledger_frame, quiet_stream, snapshot, staged, tiered_chunk
 from logstore.format.batch import intact_run
+from logstore.format.epoch_api import TaskOutput
 from logstore.format.records import encode_batch
 from logstore.kafka.groups import offsets
 from logstore.kafka.groups.generations import decode_generation
@@ -98,7 +99,7 @@ def files() -> list[Target]:
 def entries() -> list[Target]:
     """Values of ledgers: epochs, readers, groups, quiet streams, replicas, chunks of the tier."""
     target = ledger_entries.Target("t", "i", 0, 1)
-    record = ledger_entries.CommitRecord("q", "r", 1, 2, "{}", (ledger_entries.TaskOutput(0, "a", 1),), (target,))
+    record = ledger_entries.CommitRecord("q", "r", 1, 2, "{}", (TaskOutput(0, "a", 1),), (target,))
     last = ledger_entries.LastEpoch(2, 5, True, "{}", ("t",))
     order = GroupOrder(target, "q", 2, 1, "{}", ("a",), bytes(encode_batch(RECORDS)), 1)
     stored = tiered_chunk.StoredObject(10, 7)

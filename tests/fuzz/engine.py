@@ -50,7 +50,7 @@ def guided(atheris: Any, target: Target, runs: int, seed: int, artifacts: Path) 
     """Fuzz one target; atheris ends the process."""
 
     def once(data: bytes) -> None:
-        with suppress(target.errors):
+        with suppress(*target.errors):
             target.call(data)
 
     corpus = Path(tempfile.mkdtemp(prefix="corpus-", dir=artifacts))

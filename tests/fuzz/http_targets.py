@@ -3,10 +3,11 @@
 Invariant: whatever arrives, the connection ends without an error, and no request counts as a fault of ours.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import trio
 
+from logstore.base.events import LogEvent
 from logstore.base.http.connection import HttpConnection
 from logstore.base.http.messages import HttpSettings
 from scheduler.coordinator.api import ROUTES
@@ -43,7 +44,7 @@ async def _reached(call: ApiCall) -> Reply:
 def _serve(data: bytes) -> object:
     crashes: list[object] = []
 
-    def report(event: object, **fields: Any) -> None:
+    def report(event: LogEvent, /, **fields: object) -> None:
         crashes.append((event, fields))
 
     dispatch = Dispatch({route.operation: _reached for route in ROUTES}, report, ClientCheck())
@@ -66,7 +67,6 @@ def connections() -> list[Target]:
         body = b"" if route.body is None else BODY
         seeds.append(head.format(route.method, path, len(body)).encode() + body)
     seeds.append(seeds[0] + seeds[-1])
-    seeds.append(
-        b"POST /v1/requests?a=1&b=%20 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    )
+    chunked = b"POST /v1/requests?a=1&b=%20 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    seeds.append(chunked + b"2\r\n{}\r\n0\r\n\r\n")
     return [Target("coordinator-http", _serve, (), seeds)]

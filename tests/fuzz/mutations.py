@@ -9,20 +9,8 @@ from tests.fuzz.interface import MAX_INPUT_BYTES
 
 NUMBERS: Final = (0, 1, -1, 127, 128, 255, 256, 32767, -32768, 2**31 - 1, -(2**31))
 TOKENS: Final = (
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b'"',
-    b",",
-    b":",
-    b"null",
-    b"-1",
-    b"1e999",
-    b"Infinity",
-    b"NaN",
-    b"\xff",
-    b"[" * 2000,
+    *(b"[", b"]", b"{", b"}", b'"', b",", b":", b"null", b"-1", b"1e999"),
+    *(b"Infinity", b"NaN", b"\xff", b"[" * 2000),
 )
 MOST_CHANGES: Final = 4
 

@@ -26,6 +26,7 @@ from logstore.base.metadata.schema import (
     encode,
 )
 from logstore.cluster.copies import copy_fields, slot_fields
+from logstore.cluster.copies.copy_plan import CopyGo, Going
 from logstore.cluster.links import hello, wire
 from logstore.cluster.links.calls import CallHead, decode_call, encode_call
 from logstore.cluster.streams import retention_clock, stored_access
@@ -96,7 +97,7 @@ def _copies() -> list[Target]:
         ("slot-ask", lambda fields: slot_fields.read_ask("a", fields, {"a": "h:1"}), ask),
         ("slot-answer", slot_fields.read_answer, slots),
     )
-    plan = copy_fields.encode_plan([copy_fields.Going("a", "t/0", copy_fields.CopyGo(1, "a", "b"))])
+    plan = copy_fields.encode_plan([Going("a", "t/0", CopyGo(1, "a", "b"))])
     return [
         *(
             Target(name, partial(_of_json, call), (MalformedRequest,), (json.dumps(seed).encode(),))

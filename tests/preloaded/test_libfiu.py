@@ -63,7 +63,8 @@ class FailingSidecar(Sidecar):
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[FailingSidecar]:
     """A running sidecar with a topic of small chunks, so that files are made and cut all the time."""
-    with FailingSidecar(tmp_path / "data", str(tmp_path / "fiu")) as running:
+    running = FailingSidecar(tmp_path / "data", str(tmp_path / "fiu"))
+    with running:
         admin = AdminClient({"bootstrap.servers": running.address, "log_level": 0})
         topic = NewTopic("plain", num_partitions=PARTITIONS, replication_factor=1, config={"segment.bytes": "20000"})
         for future in admin.create_topics([topic]).values():
@@ -74,6 +75,18 @@ def sidecar(tmp_path: Path) -> Iterator[FailingSidecar]:
 def acked(load: Load) -> int:
     """How many records were acknowledged."""
     return sum(map(len, load.acked))
+
+
+def proceed(load: Load, sidecar: FailingSidecar, what: str) -> None:
+    """Wait until more records were sent, or the process has ended."""
+    wanted = sum(load.sent) + 500
+    until(lambda: sum(load.sent) > wanted or not sidecar.is_alive, what)
+
+
+def taken_again(load: Load, what: str) -> None:
+    """Wait until more records are acknowledged."""
+    before = acked(load)
+    until(lambda: acked(load) > before, what)
 
 
 @pytest.mark.timeout(3600)
@@ -90,15 +103,13 @@ def test_nothing_acknowledged_is_lost_when_calls_fail(sidecar: FailingSidecar, p
         for _ in range(LONG_ROUNDS if pytestconfig.getoption("--long") else ROUNDS):
             name, number = chosen.choice(FAULTS)
             chance = chosen.choice((0.02, 0.2, 1.0))
-            sent = sum(load.sent)
             sidecar.tell(f"enable_random name={name},probability={chance},failinfo={number}")
-            until(lambda: sum(load.sent) > sent + 500 or not sidecar.is_alive, f"seed {seed}: the producer goes on")
+            proceed(load, sidecar, f"seed {seed}: records are sent")
             if sidecar.is_alive and chosen.random() < 0.5:
                 sidecar.tell(f"disable name={name}")
             sidecar.kill()
             sidecar.restart()
-            before = acked(load)
-            until(lambda: acked(load) > before, f"seed {seed}: records are taken again after {name} failed")
+            taken_again(load, f"seed {seed}: records are taken again after {name} failed")
     finally:
         load.stop()
     assert check_plain(load, sidecar.address), f"seed {seed}"
