@@ -26,7 +26,7 @@ from logstore.base.metadata.schema import (
     encode,
 )
 from logstore.cluster.copies import copy_fields, slot_fields
-from logstore.cluster.copies.copy_plan import CopyGo, Going
+from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.links import hello, wire
 from logstore.cluster.links.calls import CallHead, decode_call, encode_call
 from logstore.cluster.streams import retention_clock, stored_access
@@ -40,6 +40,7 @@ from logstore.errors import (
 )
 from logstore.format.fields import parse_object
 from logstore.replica import registrations
+from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from tests.cluster.test_wire import MESSAGES, body_of
 from tests.fuzz.interface import Target
