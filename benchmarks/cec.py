@@ -41,6 +41,7 @@ from benchmarks.continuous.figures import DISK, FAST, FULL_SPEED, MANY, NATIVE, 
 from benchmarks.continuous.items import Lives, Source
 from benchmarks.continuous.runs import Query, Ran, Setting, standing
 from benchmarks.harness import results
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.program import options
 from benchmarks.harness.report import Row, Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
@@ -248,7 +249,7 @@ class Benchmark:
             name: self._query(setting._replace(checkpoints=kind.checkpoints, persist=kind.persist))
             for name, kind in BASELINE.items()
         }
-        os.sync()
+        settle_disks()
         blocks = range(number * plan.blocks, (number + 1) * plan.blocks)
         found = interleaved(queries, BASELINE, blocks=blocks, slice_s=plan.slice_s, warm_records=load.warm_records)
         for row in found:
@@ -282,7 +283,7 @@ class Benchmark:
 
     def _recover(self, case: Case) -> None:
         plan, (target, value, policy) = self.plan, case
-        os.sync()
+        settle_disks()
         query = self._query(Setting(self._many_steady, WINDOW, SHORT_EPOCHS))
         ran = query.run(policy(), seconds=plan.recovery_s, warm_records=plan.warm_records, settle_s=plan.settle_s)
         labels = {"target": target, "value": value}
@@ -315,7 +316,7 @@ class Benchmark:
     def _respond(self, period: int | None, turn: int) -> None:
         plan = self.plan
         policy = NoChecks() if period is None else Budget(INTERVAL_MS, period, Targets(u_limit=0))
-        os.sync()
+        settle_disks()
         query = self._query(Setting(self._many, WINDOW, SHORT_EPOCHS))
         ran = query.run(policy, seconds=plan.period_s, warm_records=plan.warm_records)
         query.remove()

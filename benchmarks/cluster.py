@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.raw import RawFailed
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=160)
     with ended_in_order(), scratch("cluster", given.data) as data:
         before = machine(data)
-        os.sync()
+        settle_disks()
         measured = run(plan, given.part, data, console)
     if measured.left_out and mode == results.FULL:
         mode, folder = results.PARTIAL, results.partial(folder)

@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.meter import cpu_seconds, median, percentiles
 from benchmarks.harness.process import Peer
@@ -132,7 +133,7 @@ def syncs(http_port: int) -> float:
 
 def measure(peer: Peer, commit: Commit, seconds: float, http_port: int | None) -> dict[str, Any]:
     """Commit epochs for so long; the figures of all of them."""
-    os.sync()
+    settle_disks()
     took: list[float] = []
     before = syncs(http_port) if http_port else 0.0
     cpu, begun = cpu_seconds(peer.pid), time.perf_counter()

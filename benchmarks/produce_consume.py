@@ -32,6 +32,7 @@ from rich.console import Console
 
 from benchmarks.harness import cells, kafka_clients, load, produce_consume_report, results
 from benchmarks.harness.cells import Cell
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.load import Payload, Produced, Shape
 from benchmarks.harness.meter import cpu_seconds, peak_memory_mb, percentiles, sync_floor_s
@@ -268,7 +269,7 @@ class Benchmark:
 
     def _measure(self, peer: Peer, work: Work, **labels: Any) -> None:
         """Do the work on a quiet disk, and keep what it says with the server's CPU time."""
-        os.sync()
+        settle_disks()
         before = cpu_seconds(peer.pid)
         figures = work()
         self.rows.add(**labels, server=peer.name, **figures, server_cpu_s=cpu_seconds(peer.pid) - before)
@@ -289,7 +290,7 @@ class Benchmark:
         for number in range(self.plan.rounds):
             for record_bytes, shape in self.plan.raw_shapes:
                 if SHAPES[shape].depth == 1:
-                    os.sync()
+                    settle_disks()
                     took = percentiles(sync_floor_s(self._directory, self.plan.floor_seconds))
                     self.rows.add(what="floor", round=number, record_bytes=record_bytes, **took._asdict())
                 for peer in self._in_turn(number, self._peers):
@@ -325,7 +326,7 @@ class Benchmark:
             for cell in wanted:
                 labels = {"cell": cell.name, "round": number}
                 for peer in self._in_turn(number, self._peers):
-                    os.sync()
+                    settle_disks()
                     measured = cells.measure(cell, peer.port, peer.pid, self.plan.cell_seconds)
                     self.rows.add(what="cell", server=peer.name, **labels, **measured)
                 if not cell.is_refused:

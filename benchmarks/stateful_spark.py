@@ -32,6 +32,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
@@ -222,7 +223,7 @@ class Benchmark:
         self._run_epoch(spark, query, kind, epoch)
 
     def _run_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
-        os.sync()
+        settle_disks()
         written = WriteMeter(self._sidecar.pid)
         began = query.reveal(epoch)
         told = spark.ask("settle", query=query.query)
@@ -248,7 +249,7 @@ class Benchmark:
         """
         if window:
             self._run_epoch(spark, query, FILL_AGAIN, data.fill(query.keys, len(query.epochs), window))
-        os.sync()
+        settle_disks()
         count = data.expected(query.epochs, window - data.EARLY_WINDOWS, window).results
         stream = stream_of(query)
         began = query.reveal(data.closing(query.keys, len(query.epochs), window))

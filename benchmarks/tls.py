@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import results
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.program import content_of, keep, options
 from benchmarks.harness.report import Goal, Rows, at_least, at_most, machine, print_goals
 from logstore.client.blocking import Client, parse_addresses
@@ -194,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="cairn-tls-") as name, serving(Path(name)) as (pid, addresses):
         for at in range(number):
             for protocol in PROTOCOLS[:: 1 if at % 2 else -1]:
-                os.sync()
+                settle_disks()
                 found = measure(pid, addresses[protocol], protocol, Path(name) / "ca.pem", records)
                 rows.add(round=at, listener=protocol, **found._asdict())
     table = Table(

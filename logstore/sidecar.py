@@ -32,6 +32,7 @@ from logstore.base import service_manager
 from logstore.base.addresses import Address
 from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.clock import Clock
+from logstore.base.collector import FullCollections
 from logstore.base.directory import locked_directory
 from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
@@ -259,6 +260,7 @@ def _start_upkeep(
     nursery.start_soon(reporter.run, trio.sleep)
     nursery.start_soon(service_manager.run_watchdog, trio.sleep)
     nursery.start_soon(_give_back_memory, watched.disk)
+    nursery.start_soon(FullCollections(watched.served_so_far).run, trio.sleep)
     if tls is not None:
         nursery.start_soon(follow_certificates, tls, watched.clock, watched.events)
     if watched.state is not None:

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ import psutil
 from hdfs import InsecureClient
 
 from benchmarks.burst.operating import Epoch
+from benchmarks.harness.disks import settle_disks
 from benchmarks.racks import real_hdfs
 from benchmarks.racks.coordinator import coordinating
 from benchmarks.racks.experiment import BUSY_FIELDS, Load
@@ -132,7 +132,7 @@ class BurstCluster:
         """A quiet time, then everybody's checkpoint at once. Raises HostFailed."""
         self._runs += 1
         root = f"/burst-{self._runs}"
-        os.sync()
+        settle_disks()
         with coordinating(self.topology, Mode.CONTINUOUS, seed) as url:
             writers = self._writers(seed)
             begin_s = time.monotonic() + AHEAD_S

@@ -10,12 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.leaders import view
 from benchmarks.harness.load import payload
 from benchmarks.harness.meter import percentiles
@@ -79,7 +79,7 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
     leader = wait_whole(trio, STEADY).partitions[0].leader
     wait_whole(trio, HELD, HELD_PARTITIONS)
     lost = next(node for node in NODES if node != leader)
-    os.sync()
+    settle_disks()
     with SteadyProducer(SteadyOrders(trio.ports(), STEADY, RATE_S)) as producer:
         time.sleep(WARM_S)
         calm_s = time.monotonic()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from itertools import product
 from random import Random
 
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.generator import Orders, generate_apart
 from benchmarks.harness.meter import percentiles, process_clock_s
 from benchmarks.harness.raw import RawFailed
@@ -24,7 +24,7 @@ PAUSE_S = 1.0
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
     """All rounds; the first warms up, and is as long as the others: a third of it left the brokers cold."""
     plan = measured.plan
-    for number in range(plan.rounds + 1):
+    for number in range(plan.first_round, plan.rounds + 1):
         measured.console.print(f"  round {number} of {plan.rounds}")
         for size, partitions, depth in product(SIZES, PARTITIONS, DEPTHS):
             pairs = [(trio, peer) for trio in trios for peer in peers_of(trio)]
@@ -46,7 +46,7 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
 
 
 def _measure(trio: Trio, orders: Orders, partitions: int) -> Row:
-    os.sync()
+    settle_disks()
     for attempt in range(1, ATTEMPTS + 1):
         before_s = sum(map(process_clock_s, trio.pids().values()))
         try:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.harness.disks import settle_disks
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.report import Rows
 from benchmarks.harness.sidecar import SidecarPeer
@@ -223,7 +224,7 @@ class LongRun:
         self._note_rest(side, 0)
 
     def _run_epoch(self, spark: SparkProcess, side: Side, number: int, epoch: data.Epoch) -> None:
-        os.sync()
+        settle_disks()
         shown = side.query.reveal(epoch)
         # What a recovery closes is all that is compared: the rows of an hour would take gigabytes.
         side.query.epochs[-1] = data.of_windows(epoch, -data.EARLY_WINDOWS, -1)
@@ -326,7 +327,7 @@ def size_of(directory: Path) -> int:
 def drop_cached(directory: Path) -> int:
     """Drop all files below a directory from the page cache, so that they are read from the disk; their bytes."""
     total = 0
-    os.sync()
+    settle_disks()
     for path in _files(directory):
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)

@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from benchmarks.harness.disks import settle_disks
 from benchmarks.racks.hosts import HostFailed, Hosts, sent_from
 from benchmarks.racks.links import Rates
 from benchmarks.racks.network import Network, drops
@@ -118,7 +118,7 @@ class Experiment:
     def _prepare(self, seed: int, policy: str) -> tuple[SimulatedJob, ...]:
         """A clean slate, and jobs whose names no other run has."""
         self.prepare()
-        os.sync()
+        settle_disks()
         self._runs += 1
         jobs = self.setting.jobs(self.cluster, seed)
         return tuple(replace(job, name=f"{policy} {self._runs}: {job.name}") for job in jobs)

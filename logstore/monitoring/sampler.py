@@ -86,6 +86,11 @@ class Watched:
     data_dir: Path
     clock: Clock
 
+    def served_so_far(self) -> int:
+        """A number that grows with each request that is answered, and with all that goes to or from the disk."""
+        answered = sum(times.count for _, times in self.requests.used())
+        return answered + self.disk.writes + self.disk.read_bytes
+
 
 class StreamFigures(NamedTuple):
     """A stream's offsets, bytes and what went through it since the start."""

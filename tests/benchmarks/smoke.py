@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.disks import UNSETTLED
 from tests.support.limits import PROGRAM_S
 from tests.support.programs import PYTHON_PATH
 
@@ -24,7 +25,7 @@ def start_benchmark(name: str, *options: str | Path) -> subprocess.CompletedProc
         text=True,
         timeout=PROGRAM_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, UNSETTLED: "1"},
     )
 
 
