@@ -78,8 +78,8 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links and of connections to etcd,
-    where this host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies, and what a
-    host does that was refused.
+    where this host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies,
+    and what a host does that was refused.
     """
 
     survey: Survey
