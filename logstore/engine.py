@@ -45,7 +45,7 @@ from logstore.log.reading import (
 )
 from logstore.log.room_watch import RoomWatch
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
-from logstore.log.served import ForeignStream, ServedStream
+from logstore.log.served import ForeignStream, LeaderEpochEnd, ServedStream
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
@@ -311,6 +311,14 @@ class StoreEngine:
         self._beside.end(paid_bytes, result.size_bytes)
         self._ahead.read_on(stream, place, result.next_offset, is_sequential=is_sequential)
         return result
+
+    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
+        """The end of the log for the one leader epoch of a host alone; see `ServingEngine`."""
+        return LeaderEpochEnd(epoch, stream.high_watermark) if epoch == stream.leader_epoch else None
+
+    async def leader_epoch_at(self, stream: ServedStream, offset: int, patience: ReadPatience) -> int:
+        """That epoch."""
+        return stream.leader_epoch
 
     @property
     def has_read_ahead(self) -> bool:

@@ -4,10 +4,12 @@ those that stand by for each other.
 Invariant: nothing of it is loaded by a sidecar without `--coordinate`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -17,10 +19,12 @@ from logstore.base.events import Report
 from logstore.base.failures import leaves
 from logstore.base.packages import how_to_get
 from logstore.base.tls import ServerTls
-from logstore.cluster.part import ClusterPart
 from logstore.config import SidecarConfig
 from logstore.errors import ConfigError
 from logstore.refusals import COORDINATOR_DIRECTORY
+
+if TYPE_CHECKING:
+    from logstore.cluster.part import ClusterPart
 
 ROOM: Final = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""

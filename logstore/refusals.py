@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from logstore.base.directory import LOCK_FILE
-from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
+from logstore.cluster.members.own_files import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
 from logstore.config import SidecarConfig
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.errors import ConfigError

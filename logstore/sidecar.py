@@ -7,6 +7,8 @@ coordinator's network again, and reads where a host of a cluster is, and changes
 one clear line and status 2.
 """
 
+from __future__ import annotations
+
 import argparse
 import gc
 import resource
@@ -21,8 +23,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -32,19 +33,16 @@ from logstore.base import service_manager
 from logstore.base.addresses import Address
 from logstore.base.certificates import LoadedTls, follow_certificates, reload_certificates
 from logstore.base.clock import Clock
+from logstore.base.collector import FullCollections
 from logstore.base.directory import locked_directory
 from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
-from logstore.base.packages import how_to_get
 from logstore.base.report import Reporter
 from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
-from logstore.cluster.epochs.epochs_home import StagingLimits
-from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
-from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -55,7 +53,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
-from logstore.errors import CairnError, ConfigError, StorageFailed
+from logstore.errors import CairnError, StorageFailed
 from logstore.events import (
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
@@ -73,23 +71,17 @@ from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.epoch_routing import EpochRouting
-from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
 from logstore.kafka.groups.generation_log import GenerationLog
-from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.limited_ledger import LimitedLedger
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService
-from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis, summary_api, tier_api
+from logstore.kafka.operators import HostFacts, operator_apis
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
-from logstore.kafka.reader_routing import ReaderRouting
 from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.security.handlers import UserHandlers
@@ -103,8 +95,12 @@ from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
-from logstore.refusals import refuse_foreign_files, refuse_other_kind, refuse_own_callers
-from logstore.tier.starting import open_tier, start_tier
+from logstore.refusals import refuse_foreign_files, refuse_other_kind
+from logstore.tier.starting import start_tier
+
+if TYPE_CHECKING:
+    from logstore.cluster.part import ClusterPart
+    from logstore.cluster_front import ClusterFront
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -117,8 +113,8 @@ FAILED, REFUSED = 1, 2
 MAY_PASS = (OSError, StorageFailed, DirectoryInUse)
 MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
-CLUSTER_ROOM = "logstore.cluster.running"
-"""Loaded only where a sidecar takes part in a cluster: it needs the extra `cluster`."""
+CLUSTER_FRONT = "logstore.cluster_front"
+"""Loaded only where a sidecar takes part in a cluster; nothing else here loads what only such a host needs."""
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
 HEAP_INTERVAL_S = 2.0
@@ -191,11 +187,9 @@ async def _serve(settings: SidecarConfig) -> None:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
             async with _end_at_signal(signals, report, nursery.cancel_scope):
-                cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
-            if cluster is not None:
-                callers = open_stores(
-                    cluster.access, cluster.access, secrets.token_bytes, lambda: cluster.access.is_damaged
-                )
+                front, cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
+            if front is not None and cluster is not None:
+                callers = front.callers(cluster)
             within = _within_open_files(settings.broker, report)
             alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
@@ -204,14 +198,14 @@ async def _serve(settings: SidecarConfig) -> None:
             gc.freeze()
             gc.enable()
             listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
-            if cluster is None:
+            if front is None or cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
                 here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)
             else:
-                coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
-                nursery.start_soon(coordination.run)
-                here = _here(coordination, cluster.homes)
+                make_groups = partial(_group_handlers, settings, broker, report)
+                parts = (broker, engine.store, callers, listeners, facts, make_groups, groups.apis())
+                handlers, here, run_groups = front.serve(cluster, front.parts(*parts))
+                nursery.start_soon(run_groups)
             login = _authenticator(settings, callers, report)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
@@ -260,6 +254,7 @@ def _start_upkeep(
     nursery.start_soon(reporter.run, trio.sleep)
     nursery.start_soon(service_manager.run_watchdog, trio.sleep)
     nursery.start_soon(_give_back_memory, watched.disk)
+    nursery.start_soon(FullCollections(watched.served_so_far).run, trio.sleep)
     if tls is not None:
         nursery.start_soon(follow_certificates, tls, watched.clock, watched.events)
     if watched.state is not None:
@@ -280,25 +275,15 @@ async def _start_cluster(
     files: OsFiles,
     report: Report,
     nursery: trio.Nursery,
-) -> ClusterPart | None:
-    """The sidecar's part in a cluster, before it joins; None if it is alone. Raises CairnError, OSError."""
+) -> tuple[ClusterFront | None, ClusterPart | None]:
+    """The sidecar's part in a cluster, before it joins, and what serves its clients; both None if it is alone.
+
+    Raises CairnError, OSError.
+    """
     if settings.cluster is None:
-        return None
-    if engine.store.topics:
-        raise ConfigError(
-            f"{settings.data_dir} holds topics of a sidecar that was alone, which a cluster does not serve: give an "
-            "empty --data-dir"
-        )
-    refuse_own_callers(settings.data_dir, own)
-    try:
-        start: StartCluster = import_module(CLUSTER_ROOM).START
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
-    random, clock = SystemRandom(), SystemClock()
-    limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
-    tier, directory = open_tier(settings.tier, report), str(settings.data_dir)
-    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, tier, directory)
-    return await start(settings.cluster, local)
+        return None, None
+    front: ClusterFront = import_module(CLUSTER_FRONT).FRONT
+    return front, await front.start(settings, settings.cluster, engine, own, files, report, nursery)
 
 
 async def _join(
@@ -526,69 +511,6 @@ def _handlers(
     ]
     own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker, engine.store)]
     return compose(apis, [*own, *operator_apis(broker, engine.store, epochs, facts)])
-
-
-def _coordination(
-    settings: SidecarConfig, broker: Broker, report: Report, cluster: ClusterPart, known: Sequence[Api]
-) -> GroupCoordination:
-    """The groups of a cluster, on the host that coordinates them, and the registered readers beside them."""
-    readers = cluster.homes.readers
-
-    def make(ledger: ReplicatedLedger) -> GroupHandlers:
-        limited = LimitedLedger(ledger, lambda: ledger.stream.lacks_members, broker.clock)
-        offsets = OffsetStore(limited, commits_by_stream(readers.note_commits))
-        return _group_handlers(settings, broker, report, offsets, KeptGenerations(limited, broker.clock))
-
-    async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
-        await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
-
-    return GroupCoordination(cluster.homes.groups, make, known, beside)
-
-
-def _here(coordination: GroupCoordination, homes: Homes) -> Here:
-    """What a host of a cluster has of what one host has at a time."""
-    return Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
-
-
-def _cluster_handlers(
-    broker: Broker,
-    own: Store,
-    coordination: GroupCoordination,
-    stores: CallerStores,
-    listeners: Sequence[Listener],
-    cluster: ClusterPart,
-    facts: Callable[[], HostFacts],
-) -> ApiHandlers:
-    """What a host of a cluster serves."""
-    homes = cluster.homes
-    routing = EpochRouting(broker, homes.epochs, homes.owners)
-    routing.serve(homes.calls)
-    readers = ReaderRouting(broker, homes.topics, homes.readers, homes.holds, homes.owners)
-    readers.serve(homes.calls)
-    apis: list[Api] = [
-        *MetadataHandlers(broker).apis(),
-        *OffsetHandlers(broker).apis(),
-        *TopicHandlers(broker, lambda _name, _topic_id: ()).apis(),
-        *ConfigHandlers(broker, listeners).apis(),
-        *ClusterHandlers(broker).apis(),
-        *ProducerIdHandlers(broker).apis(),
-        *AclHandlers(broker, stores.acls).apis(),
-        *QuotaHandlers(broker, stores.quotas).apis(),
-        *coordination.apis(),
-        *login_apis(),
-        *UserHandlers(broker, stores.users).apis(),
-    ]
-    asked = (cluster.survey.waits.names, cluster.glance)
-    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, *asked)
-    private = (
-        summary,
-        tier_api(broker),
-        *cluster_apis(broker, cluster.survey),
-        *scan_apis(broker),
-        *routing.apis(),
-        *readers.apis(),
-    )
-    return compose(apis, private)
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

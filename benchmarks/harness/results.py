@@ -34,6 +34,7 @@ _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "
 _PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
+    "client_failover": _SIDECAR,
     "cluster": _SIDECAR,
     "cluster_partitions": _SIDECAR,
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
@@ -42,6 +43,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "long_run": (*_SIDECAR, "spe_adapter/epochs", "spe_adapter/continuous"),
     "many_partitions": _SIDECAR,
     "tls": _SIDECAR,
+    "verify_speed": ("logstore/verify", "logstore/commands", "logstore/disk", "logstore/format"),
     "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),
     "checkpoint_burst": (
         *_PLANNERS,

@@ -5,6 +5,7 @@ Invariants:
 * One producer (`benchmarks.harness.steady`) goes on through the whole round. What is compared are the requests that
   were due when all was well, and those that were due from the moment at which the host serves again until it has what
   another host has, and never for less time than when all was well.
+* Who measures looks at the hosts and their files as often when all is well as beside copies: looks take processor time.
 * The first part of the second is told by itself: until all partitions have the host as a member again. It is no copy.
 """
 
@@ -83,7 +84,8 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
     with SteadyProducer(SteadyOrders(trio.ports(), STEADY, RATE_S)) as producer:
         time.sleep(WARM_S)
         calm_s = time.monotonic()
-        time.sleep(steady_s)
+        while time.monotonic() < calm_s + steady_s:
+            _look(trio, leader, lost)
         gone_s = time.monotonic()
         held = trio.kept_bytes(lost, HELD)
         trio.kill(lost)
@@ -93,7 +95,8 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         trio.wait_ready(lost)
         ready_s = time.monotonic()
         member_s, done_s = _wait_copied(trio, leader, lost, ready_s)
-        time.sleep(max(0.0, ready_s + steady_s - time.monotonic()))
+        while time.monotonic() < ready_s + steady_s:
+            _look(trio, leader, lost)
         end_s = time.monotonic()
         found = producer.stop()
     calm, beside = percentiles(found.between(calm_s, gone_s)), percentiles(found.between(ready_s, end_s))
@@ -123,14 +126,20 @@ def _wait_copied(trio: Trio, leader: int, lost: int, ready_s: float) -> tuple[fl
     """
     member_s = 0.0
     while True:
-        time.sleep(LOOK_S)
+        is_whole, there, wanted = _look(trio, leader, lost)
         now_s = time.monotonic()
         if now_s - ready_s > PATIENCE_S:
-            raise PeerFailed(f"{trio.name}: not copied after {PATIENCE_S:g} s: {trio.kept_bytes(lost, HELD):,} bytes")
-        if not member_s and _is_whole(trio):
+            raise PeerFailed(f"{trio.name}: not copied after {PATIENCE_S:g} s: {there:,} bytes")
+        if not member_s and is_whole:
             member_s = now_s
-        if trio.kept_bytes(lost, HELD) >= ENOUGH * trio.kept_bytes(leader, HELD):
+        if there >= ENOUGH * wanted:
             return member_s or now_s, now_s
+
+
+def _look(trio: Trio, leader: int, lost: int) -> tuple[bool, int, int]:
+    """A pause, and a look: whether all partitions have all members, and the bytes of a host and of the leader."""
+    time.sleep(LOOK_S)
+    return _is_whole(trio), trio.kept_bytes(lost, HELD), trio.kept_bytes(leader, HELD)
 
 
 def _is_whole(trio: Trio) -> bool:

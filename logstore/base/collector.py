@@ -1,16 +1,19 @@
-"""Keeps Python's garbage collector from searching many objects that stay.
+"""Keeps Python's garbage collector from searching many objects that stay, and from doing so while clients wait.
 
 A full collection visits all objects that were made since the start, in one go: 10 ms for a thousand streams, in which
-nobody is served. Objects that stay are taken out of its sight (`gc.freeze`), as those of the start are.
+nobody is served. Objects that stay are taken out of its sight (`gc.freeze`), as those of the start are. What is left to
+search (batches in memory, streams that came one by one) is searched when nothing is served for a moment.
 
 Invariants:
 * While a block of `making` with many streams runs, there is no full collection; young garbage is collected.
+* While `FullCollections.run` runs, full collections begin there alone: in a moment of quiet once enough was made, and
+  without such a moment when LATE times as much was made. So garbage in old cycles is bounded as well.
 * What is out of sight is freed as soon as nothing refers to it; only what refers to itself in a cycle is not, such as
   the connections that were open then. So THAWED deleted streams bring everything back into sight.
 """
 
 import gc
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,7 +21,17 @@ MANY: Final = 500
 """Streams, in one block or in several: a full collection visits fewer in 5 ms."""
 THAWED: Final = 10_000
 """Bounds how often objects go out of sight between two full collections, MANY new streams at a time."""
+LOOK_S: Final = 0.5
+"""Between two looks; quiet is what has served nothing in between."""
+DUE: Final = 10
+"""Young collections since the last full one; Python's own rule begins with as many."""
+GROWTH: Final = 4
+"""A full collection waits until this part of what it would visit is new; Python's own rule has the same."""
+LATE: Final = 4
+"""Where something is served all the time, a full collection comes when so many times as much is new."""
 _NEVER: Final = 1 << 30
+_CHOSEN: Final = _NEVER - 1
+"""In place of a number of young collections: `FullCollections` decides, unless many streams are made."""
 
 
 class Collector:
@@ -26,6 +39,8 @@ class Collector:
 
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
+        """As they were when the first of the blocks began that run now."""
+        self._blocks = 0
         self._in_sight = 0
         self._deleted = 0
 
@@ -36,13 +51,18 @@ class Collector:
         if self._in_sight < MANY:
             yield
             return
+        if not self._blocks:
+            self._thresholds = gc.get_threshold()
+        self._blocks += 1
         youngest, young, _ = self._thresholds
         gc.set_threshold(youngest, young, _NEVER)
         try:
             yield
         finally:
+            self._blocks -= 1
             gc.freeze()
-            gc.set_threshold(*self._thresholds)
+            if not self._blocks:
+                gc.set_threshold(*self._thresholds)
             self._in_sight = 0
 
     def deleted(self, streams: int) -> None:
@@ -51,3 +71,39 @@ class Collector:
         if self._deleted >= THAWED:
             self._deleted = 0
             gc.unfreeze()
+
+
+class FullCollections:
+    """Chooses when this process searches all that is in sight. `served`: a number that grows with all that is served,
+    for clients and for other hosts.
+    """
+
+    def __init__(self, served: Callable[[], int]) -> None:
+        self._served = served
+        self._seen = -1
+        self._in_sight = 0
+        """Objects, behind the last full collection."""
+
+    async def run(self, sleep: Callable[[float], Awaitable[object]]) -> None:
+        """Look every LOOK_S seconds until cancelled, and leave it to Python then; `sleep` waits for a number of
+        seconds.
+        """
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*thresholds[:2], _CHOSEN)
+        try:
+            while True:
+                await sleep(LOOK_S)
+                self.look()
+        finally:
+            gc.set_threshold(*thresholds)
+
+    def look(self) -> None:
+        """Search all that is in sight, if that is due."""
+        seen, self._seen = self._seen, self._served()
+        youngest, young, chosen = gc.get_threshold()
+        due = max(DUE, self._in_sight // (GROWTH * youngest * young))
+        if seen != self._seen:
+            due *= LATE
+        if chosen == _CHOSEN and gc.get_count()[2] >= due:
+            gc.collect()
+            self._in_sight = len(gc.get_objects(generation=2))

@@ -2,7 +2,8 @@
 
 Invariants: a Kafka error code raises Refused with the name of the code and of what was asked; every request here may be
 sent twice without harm, so the client sends it again after a lost connection. Of a cluster, groups are asked for at
-their coordinator, and sizes at every host.
+their coordinator, and sizes at every host. Who only looks at groups asks for no coordinator where there is no topic of
+groups: it would be made for that.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +13,10 @@ from logstore.base.addresses import Address
 from logstore.client import admin_wire, wire
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
-from logstore.client.errors import NOT_COORDINATING, MalformedReply, SidecarRefused
+from logstore.client.errors import NOT_COORDINATING, UNKNOWN_TOPIC_OR_PARTITION, MalformedReply, SidecarRefused
 from logstore.client.wire import OffsetInfo
 from logstore.errors import InvalidConfig, NoCluster
+from logstore.format import internal_topics
 from logstore.format.host_summaries import PLACES_PER_REPLY, HostChanged, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
     QUERIES_PER_REPLY,
@@ -41,6 +43,8 @@ STREAMS_PER_REQUEST: Final = 10_000
 DELETION_MS: Final = 30_000
 INVALID_CONFIG: Final = 40
 GROUP_ID_NOT_FOUND: Final = 69
+_NO_SUCH_TOPIC: Final = frozenset((UNKNOWN_TOPIC_OR_PARTITION, 17))
+"""INVALID_TOPIC_EXCEPTION as well: a topic of the cluster's own, which no client may make."""
 
 
 class Admin:
@@ -50,6 +54,8 @@ class Admin:
         self._client = client
         self._hosts: list[Address] | None = None
         self._coordinator: Address | None = None
+        self._is_moved = False
+        """A server has said that it does not coordinate: also of a cluster of one host, before its topic is made."""
 
     def cluster(self) -> ClusterInfo:
         """The cluster id, and the addresses that the sidecar tells its clients."""
@@ -115,7 +121,10 @@ class Admin:
 
     def group_names(self) -> list[str]:
         """The names of all groups, sorted."""
-        error, names = self._of_groups(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1])
+        nothing: tuple[int, list[str]] = 0, []
+        error, names = self._of_groups(
+            wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1], nothing
+        )
         self._check(error, "groups", "Describe on the group")
         return names
 
@@ -123,12 +132,14 @@ class Admin:
         """Groups by name, in the order asked for. A group that does not exist is `Dead`, as in Kafka."""
         found: dict[str, GroupInfo] = {}
         for at in range(0, len(names), GROUPS_PER_REQUEST):
-            request = admin_wire.describe_groups_request(names[at : at + GROUPS_PER_REQUEST])
+            some = names[at : at + GROUPS_PER_REQUEST]
+            request = admin_wire.describe_groups_request(some)
             described = self._of_groups(
                 wire.DESCRIBE_GROUPS,
                 request,
                 admin_wire.describe_groups_reply,
                 _group_errors,
+                dict.fromkeys(some, admin_wire.NO_GROUP),
             )
             found |= described
         for name, group in found.items():
@@ -138,9 +149,10 @@ class Admin:
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that a group has committed, by stream."""
+        nothing: tuple[int, dict[TopicPartition, int]] = 0, {}
         request = admin_wire.offset_fetch_request(group)
         error, offsets = self._of_groups(
-            wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1]
+            wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1], nothing
         )
         self._check(error, f"offsets of group {group!r}", "Describe on the group")
         return offsets
@@ -216,18 +228,34 @@ class Admin:
             self._hosts = hosts if len(hosts) > 1 else []
         return self._hosts
 
+    def _lacks_groups(self) -> bool:
+        """Whether no group was ever in the cluster: there is no topic of groups."""
+        request = wire.metadata_request((internal_topics.GROUPS,), create=False)
+        found = self._client.call_once(wire.METADATA, request, wire.metadata_reply, None)
+        topic = found.get(internal_topics.GROUPS)
+        return topic is not None and topic.error in _NO_SUCH_TOPIC
+
     def _of_groups(
-        self, api_key: int, request: bytes, decode: Callable[[Buffer], T], errors: Callable[[T], Iterable[int]]
+        self,
+        api_key: int,
+        request: bytes,
+        decode: Callable[[Buffer], T],
+        errors: Callable[[T], Iterable[int]],
+        nothing: T | None = None,
     ) -> T:
-        """The answer of the coordinator of groups; `errors` are the error codes in an answer."""
+        """The answer of the coordinator of groups; `errors` are the error codes in an answer. `nothing`: the answer
+        where there are no groups; None: a coordinator is found for the request even then.
+        """
 
         def ask() -> T:
-            if self._coordinator is None and self._asked_hosts():
+            if self._coordinator is None and (self._is_moved or self._asked_hosts()):
+                if nothing is not None and self._lacks_groups():
+                    return nothing
                 self._coordinator = self._find_coordinator()
             found = self._client.call_once(api_key, request, decode, self._coordinator)
             moved = next((error for error in errors(found) if error in NOT_COORDINATING), 0)
             if moved:
-                self._coordinator = None
+                self._coordinator, self._is_moved = None, True
                 raise SidecarRefused(f"groups at {self._client.where}", code=moved)
             return found
 

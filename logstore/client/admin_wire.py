@@ -50,6 +50,10 @@ class GroupInfo(NamedTuple):
     members: tuple[DescribedMember, ...]
 
 
+NO_GROUP: Final = GroupInfo(0, "Dead", "", ())
+"""Kafka's answer for a group that does not exist."""
+
+
 def cluster_reply(body: Buffer) -> ClusterInfo:
     """The cluster part of a reply to `wire.metadata_request`. Raises MalformedReply."""
     reader = WireReader(body)

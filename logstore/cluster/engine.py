@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from logstore.cluster.links.bursts import Bursts
 from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.leader_epochs import LeaderEpochs
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.engine import SCAN_CHUNKS, StoreEngine
@@ -16,7 +17,7 @@ from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.read_patience import ReadPatience
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
-from logstore.log.served import ForeignStream, ServedStream
+from logstore.log.served import ForeignStream, LeaderEpochEnd, ServedStream
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import TicketView
 
@@ -33,6 +34,7 @@ class ClusterEngine:
         self._bursts = bursts or Bursts()
         self._local = local
         self._reads = reads
+        self._epochs = LeaderEpochs(reads)
 
     def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
         """Append a batch; what follows from it gathers until `kick`."""
@@ -92,6 +94,14 @@ class ClusterEngine:
         return await self._reads.read(
             self._own(stream), offset, max_bytes, include_control=include_control, patience=patience
         )
+
+    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
+        """Where a leader epoch ends; see `LeaderEpochs.end_of`."""
+        return await self._epochs.end_of(self._own(stream), epoch, patience)
+
+    async def leader_epoch_at(self, stream: ServedStream, offset: int, patience: ReadPatience) -> int:
+        """Who wrote a record; see `LeaderEpochs.at`."""
+        return await self._epochs.at(self._own(stream), offset, patience)
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; see `ChunkReads`."""

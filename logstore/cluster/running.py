@@ -49,6 +49,7 @@ from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl,
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.owner_calls import ASK_SLOTS, TELL_GOES, TELL_WISHES, OwnerCalls
 from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.refusal_window import RefusedFirsts
 from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.retention import ClusterRetention
@@ -217,7 +218,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
-    services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
+    load, refused = reads.load_producers, RefusedFirsts()
+    services = StreamServices(host, local.clock, report, load, spawn, retention, is_away, refused)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
     topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client
@@ -11,6 +12,8 @@ from logstore.commands.connection import add_connection_arguments, connect
 from logstore.commands.output import counted, print_fields, print_json, run, show_age, show_bytes, show_time
 from logstore.format.host_summaries import ClusterGlance
 from logstore.format.operator_api import SidecarReply
+
+T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,16 +85,29 @@ def _counts(
     client: Client, admin: Admin, sidecar: SidecarReply
 ) -> tuple[int | None, int | None, int | None, list[str] | None]:
     """How many groups, readers and queries there are, and which queries are stuck; None: nobody says, and why not goes
-    to standard error. One host of a cluster has them all, and any host answers about them.
+    to standard error. One host of a cluster has each of them, and any host answers about them.
     """
-    try:
-        groups, queries = len(admin.group_names()), admin.queries()
-        readers = max(sidecar.readers, len(client.reader_names()))
-    except Unavailable as error:
-        print(f"cairn status: groups, readers and queries are not known: {error}", file=sys.stderr)
-        return None, None, None, None
-    stuck = [query.query for query in queries if query.state == "stuck"]
-    return groups, readers, max(sidecar.queries, len(queries)), stuck
+    unknown: dict[str, list[str]] = {}
+
+    def known(what: str, ask: Callable[[], T]) -> T | None:
+        try:
+            return ask()
+        except Unavailable as error:
+            unknown.setdefault(str(error), []).append(what)
+            return None
+
+    groups = known("groups", admin.group_names)
+    readers = known("readers", client.reader_names)
+    queries = known("queries", admin.queries)
+    for why, what in unknown.items():
+        names = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
+        print(f"cairn status: {names} are not known: {why}", file=sys.stderr)
+    return (
+        None if groups is None else len(groups),
+        None if readers is None else max(sidecar.readers, len(readers)),
+        None if queries is None else max(sidecar.queries, len(queries)),
+        None if queries is None else [query.query for query in queries if query.state == "stuck"],
+    )
 
 
 def place(advertised: Sequence[str], cluster: ClusterGlance | None) -> str:

@@ -6,22 +6,26 @@ version (`logstore.kafka.wire.respond` builds the response from plain values), o
 exception from a handler is a bug, except `CairnError` where the handler's module documents it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.static.protocol import ResponsePayload
 
 from logstore.access.authorizer import Authorizer
 from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
-from logstore.cluster.members.placement import Placement
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.request_meter import RequestMeter
 from logstore.log.served import ServingEngine
 from logstore.log.topics import TopicConfig
+
+if TYPE_CHECKING:
+    from logstore.cluster.members.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

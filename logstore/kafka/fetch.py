@@ -6,7 +6,8 @@ advances. What the reads wait for other hosts is limited for the whole request (
 it has. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
 request names all its partitions.
 
-Source: Kafka protocol guide, Fetch 4 to 18; KIP-74 (limits), KIP-227 (sessions), KIP-516 (topic ids, from version 13).
+Source: Kafka protocol guide, Fetch 4 to 18; KIP-74 (limits), KIP-227 (sessions), KIP-516 (topic ids, from version 13),
+KIP-595 (records that diverge, from version 12).
 """
 
 import struct
@@ -28,7 +29,7 @@ from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.read_patience import ReadPatience
-from logstore.log.served import ServedStream
+from logstore.log.served import NO_LEADER_EPOCH, LeaderEpochEnd, ServedStream
 
 _THROTTLE = struct.Struct(">i")
 KEY = 1
@@ -41,6 +42,9 @@ FIRST_WITHOUT_REPLICA = 15
 _FIRST_WITH_LEADER = 16
 """The current leader is told with the addresses that it needs."""
 _LEADER_TAG = 1
+_DIVERGING_TAG, _DIVERGING_BYTES = 0, 13
+_DIVERGING = struct.Struct(">BBBiqB")
+"""One tagged field, its number and its bytes: epoch and end, and no tagged fields of their own."""
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
@@ -66,6 +70,8 @@ class FetchPartition(NamedTuple):
     leader_epoch: int
     offset: int
     max_bytes: int
+    last_epoch: int = NO_LEADER_EPOCH
+    """Of the record in front of the offset, as far as the client knows; -1: it does not say."""
 
 
 class FetchRequest(NamedTuple):
@@ -93,6 +99,8 @@ class _PartitionAnswer(NamedTuple):
     size: int
     is_away: bool = False
     """The records are on no host that can be reached: the client hears of it when it would hear that there are none."""
+    diverging: LeaderEpochEnd | None = None
+    """The client's records differ from the stream's behind this end."""
 
 
 def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
@@ -114,11 +122,10 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
             partition = reader.int32()
             leader_epoch = reader.int32() if version >= 9 else -1
             offset = reader.int64()
-            if version >= 12:
-                reader.int32()
+            last_epoch = reader.int32() if version >= 12 else NO_LEADER_EPOCH
             if version >= 5:
                 reader.int64()
-            partitions.append(FetchPartition(partition, leader_epoch, offset, reader.int32()))
+            partitions.append(FetchPartition(partition, leader_epoch, offset, reader.int32(), last_epoch))
             reader.tags()
         reader.tags()
         topics.append((key, partitions))
@@ -229,7 +236,7 @@ async def _collect(
                 answer = await _read(broker, stream, wanted, room - total, patience, must_advance=total == 0)
                 stream.fetched_bytes += answer.size
                 await pace.step(answer.size // STEP_BYTES)
-            is_final = is_final or (answer.error != 0 and not answer.is_away)
+            is_final = is_final or (answer.error != 0 and not answer.is_away) or answer.diverging is not None
             total += answer.size
             answers.append(answer)
         topics.append((key, answers))
@@ -250,6 +257,10 @@ async def _read(
         if refused:
             return _refused(wanted, refused)
     try:
+        if wanted.last_epoch >= 0:
+            diverging = await _diverging(broker, stream, wanted, patience)
+            if diverging is not None:
+                return _empty(stream, wanted)._replace(diverging=diverging)
         limit = min(wanted.max_bytes, room)
         if limit <= 0 and not must_advance:
             stream.check_offset(wanted.offset)
@@ -269,6 +280,19 @@ async def _read(
     return _PartitionAnswer(
         wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
     )
+
+
+async def _diverging(
+    broker: Broker, stream: ServedStream, wanted: FetchPartition, patience: ReadPatience
+) -> LeaderEpochEnd | None:
+    """Where a client's records part from the stream's, by the epoch of the last one that it has; None: they do not.
+    Raises OffsetOutOfRange if the stream does not have the epoch, as Kafka does; CairnError.
+    """
+    stream.check_offset(wanted.offset)
+    end = await broker.engine.end_of_epoch(stream, wanted.last_epoch, patience)
+    if end is None:
+        raise OffsetOutOfRange(stream.name, wanted.offset, stream.log_start_offset, stream.high_watermark)
+    return end if end.leader_epoch < wanted.last_epoch or end.end_offset < wanted.offset else None
 
 
 def _unknown(broker: Broker, key: TopicKey) -> int:
@@ -295,6 +319,11 @@ def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
     if not throttle_ms:
         return body
     return [_THROTTLE.pack(throttle_ms), memoryview(body[0])[_THROTTLE.size :], *body[1:]]
+
+
+def _write_diverging(writer: Writer, end: LeaderEpochEnd) -> None:
+    """End a partition's answer with where the client's records part from the stream's, as the only tagged field."""
+    writer.fixed(_DIVERGING, 1, _DIVERGING_TAG, _DIVERGING_BYTES, *end, 0)
 
 
 async def _encode(
@@ -326,7 +355,9 @@ async def _encode(
             if version >= 11:
                 writer.int32(-1)
             writer.records(answer.buffers, answer.size)
-            if answer.error == NOT_LEADER and leaders is not None and version >= _FIRST_WITH_LEADER:
+            if answer.diverging is not None:
+                _write_diverging(writer, answer.diverging)
+            elif answer.error == NOT_LEADER and leaders is not None and version >= _FIRST_WITH_LEADER:
                 leader = leaders.of(key, answer.partition)
                 told += [leader] if leader is not None else []
                 write_leader(writer, _LEADER_TAG, leader)

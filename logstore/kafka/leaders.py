@@ -7,15 +7,20 @@ where nobody leads, or a host is alone, nothing is told, and the client asks for
 Source: KIP-951.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.cluster.members.placement import NO_NODE, Node, Placement
+from logstore.cluster.members.places import NO_NODE, Node
 from logstore.kafka.framing import Writer
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.served import ServedStore
+
+if TYPE_CHECKING:
+    from logstore.cluster.members.placement import Placement
 
 NOT_LEADER: Final = ErrorCode.not_leader_or_follower.value
 _LEADER_BYTES: Final = 9

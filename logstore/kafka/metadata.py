@@ -9,10 +9,12 @@ no coordinator: a look-up by transactional id is refused with an error that ever
 Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
 """
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.schema.describe_topic_partitions.v0.response import Cursor
 from kio.schema.errors import ErrorCode
@@ -20,7 +22,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
-from logstore.cluster.members.placement import Node, Placed, Placement
+from logstore.cluster.members.places import Node, Placed
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.codec import EncodedAnswer
@@ -30,6 +32,9 @@ from logstore.kafka.pace import LARGE_PARTS, Pace, Walkers
 from logstore.kafka.placed_metadata import PlacedTopic, controller_of, encode_placed
 from logstore.kafka.wire import respond
 from logstore.log.served import ServedStream, ServedTopic
+
+if TYPE_CHECKING:
+    from logstore.cluster.members.placement import Placement
 
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
 BROKERS_ENDPOINT = 1

@@ -1,11 +1,12 @@
 """Looks up offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
 
-Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable. A host alone
-has one leader epoch; in a cluster, what clients have seen is never cut. So no log ever diverges. A failed look-up is an
-error of its partition alone.
+Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable. What clients
+have seen is never cut, so no leader epoch ends in front of what a client has read of it. An offset comes with the
+leader epoch that wrote its record, or -1, and the latest with the stream's. A failed look-up is an error of its
+partition alone.
 
-Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-207 (an end that is not known yet), KIP-734 (max timestamp),
-KIP-405, KIP-1005 and KIP-1023 (tiered storage).
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-101 and KIP-320 (ends of leader epochs), KIP-207 (an end that
+is not known yet), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered storage).
 """
 
 import math
@@ -23,6 +24,7 @@ from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
+from logstore.log.read_patience import ReadPatience
 from logstore.log.served import ServedStream
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
@@ -40,6 +42,8 @@ _FIRST_WITH_NOT_AVAILABLE = 5
 LOOK_UP_S: Final = 1.0
 """For a look-up by time, when the tier or hosts did not answer another one of the same request: more than the disk
 needs."""
+EPOCHS_S: Final = 1.0
+"""For all that one request reads to find leader epochs: ends of epochs that take longer are told as later ones."""
 LOOK_UPS_S, LEAST_LOOK_UP_S = 5.0, 0.005
 """For all look-ups behind that one together, and for each when that is over: of thousands, those that find it on this
 host's disk are answered.
@@ -83,6 +87,7 @@ class OffsetHandlers:
             if part.timestamp < 0 and _SINCE_VERSION.get(part.timestamp, version + 1) > version:
                 return {"error_code": ErrorCode.unsupported_version}
             offset, timestamp = await search.find(stream, part.timestamp)
+            epoch = await search.epoch(stream, part.timestamp, offset)
         except EndNotKnown:
             is_known = version >= _FIRST_WITH_NOT_AVAILABLE
             return {"error_code": ErrorCode.offset_not_available if is_known else ErrorCode.leader_not_available}
@@ -99,32 +104,32 @@ class OffsetHandlers:
             "error_code": ErrorCode.none,
             "timestamp": timestamp,
             "offset": offset,
-            "leader_epoch": _UNKNOWN if offset == _UNKNOWN else stream.leader_epoch,
+            "leader_epoch": epoch,
         }
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetForLeaderEpoch 2 to 4: the end of a leader epoch, from which clients detect that logs diverged."""
-        pace = Pace()
+        pace, patience = Pace(), ReadPatience(EPOCHS_S)
         topics = []
         for topic in request.topics:
             partitions = []
             for part in topic.partitions:
                 await pace.step()
-                partitions.append({"partition": part.partition, **self._epoch_end(topic.topic, part)})
+                found = await self._epoch_end(topic.topic, part, patience)
+                partitions.append({"partition": part.partition, **found})
             topics.append({"topic": topic.topic, "partitions": partitions})
         return await respond(request, {"topics": topics})
 
-    def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
+    async def _epoch_end(self, topic: str, part: Any, patience: ReadPatience) -> Mapping[str, Any]:
         try:
             stream = self._broker.engine.store.stream(topic, part.partition)
+            refused = refuse_leader_epoch(stream, part.current_leader_epoch)
+            if refused is not ErrorCode.none:
+                return {"error_code": refused}
+            found = await self._broker.engine.end_of_epoch(stream, part.leader_epoch, patience)
         except CairnError as error:
             return {"error_code": error_code(error)}
-        refused = refuse_leader_epoch(stream, part.current_leader_epoch)
-        found = stream.end_of_epoch(part.leader_epoch) if refused is ErrorCode.none else None
-        if found is None:
-            return {"error_code": refused}
-        epoch, end_offset = found
-        return {"error_code": ErrorCode.none, "leader_epoch": epoch, "end_offset": end_offset}
+        return {"error_code": ErrorCode.none, **({} if found is None else found._asdict())}
 
 
 class _TimeSearch:
@@ -134,6 +139,13 @@ class _TimeSearch:
         self._broker = broker
         self._left_s = math.inf
         """For further look-ups by time: limited when somebody did not answer one."""
+        self._patience = ReadPatience(EPOCHS_S)
+
+    async def epoch(self, stream: ServedStream, timestamp: int, offset: int) -> int:
+        """The leader epoch that comes with an offset that was found for a timestamp. Raises CairnError."""
+        if offset == _UNKNOWN or timestamp == LATEST:
+            return _UNKNOWN if offset == _UNKNOWN else stream.leader_epoch
+        return await self._broker.engine.leader_epoch_at(stream, offset, self._patience)
 
     async def find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
         """Offset and timestamp, -1 where there is none. Raises CairnError, OSError; EndNotKnown if it may lie behind

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.cluster.members.placement import NO_NODE, Node, Placed
+from logstore.cluster.members.places import NO_NODE, Node, Placed
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.framing import Writer
 from logstore.kafka.metadata_answer import FIRST_FLEXIBLE, ShownCluster, ShownNode, ShownTopic, encode_answer

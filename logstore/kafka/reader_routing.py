@@ -4,7 +4,7 @@ See `logstore.cluster.epochs.readers_home`.
 
 Invariants:
 * An answer rests on an entry that was put in the ledger for it, or is confirmed by one: a home that was replaced and
-  does not know it answers nothing.
+  does not know it answers nothing. Where there is no topic of readers nobody is registered; who only looks makes none.
 * Rights are checked by the host that the client asks.
 """
 
@@ -18,11 +18,13 @@ from logstore.cluster.epochs.reader_holds import ReaderHolds
 from logstore.cluster.epochs.readers_home import ReadersHome
 from logstore.cluster.streams.owner_calls import ASK_READERS, CallServer, OwnerCalls
 from logstore.cluster.streams.topics import ClusterTopics
-from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange
+from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, UnknownReader
 from logstore.format.fields import decode_fields, encode_fields, get_int
 from logstore.format.reader_api import (
     READER_API_KEYS,
     AcknowledgeRequest,
+    DescribeReadersRequest,
+    ReaderDescription,
     ReaderOffset,
     ReaderReply,
     ReaderRequest,
@@ -120,6 +122,10 @@ class ReaderRouting:
         calls.handle(ASK_READERS, self._routing.serve)
 
     async def _ask(self, request: ReaderRequest) -> ReaderReply:
+        if isinstance(request, DescribeReadersRequest) and not await self._holds.is_made():
+            if request.reader:
+                raise UnknownReader(f"no reader is registered as {request.reader!r}; register it first")
+            return ReaderDescription(())
         body = b"".join(await self._routing.ask(request))
         _, reply = decode_reply(api_key_of(request), NO_CORRELATION + body)
         if isinstance(reply, CairnError):

@@ -190,7 +190,9 @@ class DiskJob:
     @property
     def is_synced(self) -> bool:
         """Whether the job makes data durable, which somebody waits for."""
-        return any(isinstance(operation, Sync) for operation in self.operations)
+        operations = self.operations
+        is_last = bool(operations) and isinstance(operations[-1], Sync)  # of nearly all: it is asked of each job
+        return is_last or any(isinstance(operation, Sync) for operation in operations)
 
     def run(self, fs: FileSystem) -> tuple[Operation, OSError] | None:
         """Run the operations on `fs` (any thread). Returns the failure to report, or None.

@@ -14,7 +14,7 @@ takes the streams of its own store; another stream is a defect, which it says (`
 
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.base.events import LogEvent
 from logstore.log.read_patience import ReadPatience
@@ -26,6 +26,15 @@ from logstore.log.ticket import Ticket, TicketView
 from logstore.log.topics import TopicConfig
 
 T = TypeVar("T")
+
+NO_LEADER_EPOCH: Final = -1
+
+
+class LeaderEpochEnd(NamedTuple):
+    """A leader epoch, and the offset behind its last record: where the next epoch begins, or the end of the log."""
+
+    leader_epoch: int
+    end_offset: int
 
 
 class ServedStream(Protocol):
@@ -105,9 +114,6 @@ class ServedStream(Protocol):
     @property
     def newest_epoch(self) -> int:
         """The newest epoch that any host may have told clients."""
-
-    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """A leader epoch and where its records end, for who asks for `epoch`; None: no such epoch is known."""
 
     def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
         """Append one RecordBatch v2, which the stream patches in place and keeps. Raises CairnError."""
@@ -254,6 +260,14 @@ class ServingEngine(Protocol):
         on their way from the tier or, for longer than that, from other hosts: the stream's waiters are woken then.
         Raises CairnError, OSError.
         """
+
+    async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
+        """The largest leader epoch of a stream up to `epoch`, and where its records end; None: `epoch` is above the
+        newest, or -1. `patience`: for how long what is read for it may take. Raises CairnError.
+        """
+
+    async def leader_epoch_at(self, stream: ServedStream, offset: int, patience: ReadPatience) -> int:
+        """The leader epoch that wrote, or will write, the record at an offset; -1: not known. Raises CairnError."""
 
     @property
     def has_read_ahead(self) -> bool:

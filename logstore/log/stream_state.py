@@ -111,10 +111,6 @@ class SoleLeader:
         """The newest leader epoch."""
         return self.leader_epoch
 
-    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The leader epoch and where its records end, for who asks for `epoch`; None: there is no such epoch."""
-        return (epoch, self.high_watermark) if epoch == self.leader_epoch else None
-
 
 class StreamName(Protocol):
     """Names a stream."""

@@ -8,11 +8,13 @@ Invariants:
 * What is collected is bounded: MAX_OFFSETS committed offsets, MAX_QUERIES queries; what is left out is counted.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
@@ -34,7 +36,9 @@ from logstore.log.served import ServedStore, ServedStream, ServedTopic
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health
 from logstore.monitoring.process import DiskFigures, ProcessFigures, disk_figures, process_figures
-from logstore.tier.service import TierMeter
+
+if TYPE_CHECKING:
+    from logstore.tier.service import TierMeter
 
 REUSE: Final = 20
 """A snapshot that took a millisecond is used for 20: at most a twentieth of the processor goes into snapshots."""
@@ -85,6 +89,11 @@ class Watched:
     state: SharedState | None
     data_dir: Path
     clock: Clock
+
+    def served_so_far(self) -> int:
+        """A number that grows with each request that is answered, and with all that goes to or from the disk."""
+        answered = sum(times.count for _, times in self.requests.used())
+        return answered + self.disk.writes + self.disk.read_bytes
 
 
 class StreamFigures(NamedTuple):

@@ -3,11 +3,15 @@
 Invariant: one sample of each.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.base.prometheus import Metric, Sample
-from logstore.tier.service import TierMeter
+
+if TYPE_CHECKING:
+    from logstore.tier.service import TierMeter
 
 
 class TierMetricEntry(NamedTuple):

@@ -128,7 +128,7 @@ class Owner:
     def min_copies(self) -> int:
         """Without that many members no chunk is opened: as the topic says now, or else the registration."""
         least = self.registration.min_copies if self._required is None else self._required
-        return min(least, self._wanted.copies)
+        return min(least, max(self.registration.copies, self._copies))
 
     @property
     def _wanted(self) -> StreamRegistration:

@@ -53,7 +53,8 @@ class CrashReport:
     def __str__(self) -> str:
         return (
             f"{self.coverage}; {self.opened} opened ({self.known} equal to one before), {self.second} crashed again "
-            f"after an append, {self.in_recovery} crashes during recovery, {self.kills} kills followed by a power cut"
+            f"after an append, {self.in_recovery} new ones from crashes during recovery, {self.kills} kills "
+            "followed by a power cut"
         )
 
 
@@ -66,6 +67,8 @@ class Enumerator:
         self._plan = plan or CrashPlan()
         self._random = Random(self._plan.bounds.seed)
         self._seen: set[tuple[bytes, int]] = set()
+        self._seen_recovering: set[tuple[bytes, int]] = set()
+        """Of crashes during recovery. They are apart: elsewhere a state may be crashed again after an append."""
         self._world: SimulatedStore | None = None
         self._history = History()
         self._disk = SimDisk(unit_bytes=self._plan.unit_bytes)
@@ -159,6 +162,10 @@ class Enumerator:
         copy.before_call = before
         self._open(copy, origin, again=False)
         for number, disk in enumerate(left):
+            key = (digest(disk), self._history.version)
+            if key in self._seen or key in self._seen_recovering:
+                continue  # the same disk, and the client knew as much: nothing new comes of it
+            self._seen_recovering.add(key)
             self.report.in_recovery += 1
             self._open(disk, f"{origin}; then power cut at point {number} of the recovery", again=False)
 
@@ -179,8 +186,11 @@ class Enumerator:
             world.check()
             killed.before_call = None
             left.append((killed.crash(self._random), history))
+            opened = set[tuple[bytes, int]]()  # of this kill: what its client did, no other has done
             for disk, known in left:
-                self._reopen(disk, known)
+                if (key := (digest(disk), known.version)) not in opened:
+                    opened.add(key)
+                    self._reopen(disk, known)
         except PromiseBroken as error:
             raise PromiseBroken(f"{error}\n  {origin}, then power cut") from error
         except Exception as error:

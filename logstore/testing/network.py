@@ -141,7 +141,7 @@ class RelayedNetwork:
     def start(self) -> None:
         """See ClusterNetwork."""
         self._relay = subprocess.Popen(  # noqa: S603  our own program
-            [sys.executable, "-m", "logstore.testing.relay", as_json(self._routes)],
+            [sys.executable, "-m", "logstore.testing.relay_program", as_json(self._routes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         said = self._said()

@@ -1,8 +1,8 @@
 """A relay of TCP connections between the hosts of a test cluster; it cuts, delays and slows each direction by itself.
 
-`python -m logstore.testing.relay ROUTES` listens at the ports of the routes (JSON). Then each line of standard input is
-a command (JSON), answered by the line `done`, or by the number that it asks for; the end of the input ends the relay.
-It needs no right of its own, so it works where network namespaces, nft and tc are not to be had.
+`python -m logstore.testing.relay_program ROUTES` listens at the ports of the routes (JSON). Then each line of standard
+input is a command (JSON), answered by the line `done`, or by the number that it asks for; the end of the input ends the
+relay. It needs no right of its own, so it works where network namespaces, nft and tc are not to be had.
 
 Invariants:
 * Bytes are neither lost nor reordered: a cut direction holds them back, as TCP does until its connection is lost. What
@@ -250,13 +250,3 @@ def _say(line: str) -> None:
 def as_json(routes: Sequence[RelayRoute]) -> str:
     """Routes as the program takes them."""
     return json.dumps([asdict(route) for route in routes])
-
-
-def main() -> None:
-    """Run the relay."""
-    routes = [RelayRoute(**fields) for fields in json.loads(sys.argv[1])]
-    trio.run(Relay().serve, routes)
-
-
-if __name__ == "__main__":
-    main()

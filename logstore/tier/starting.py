@@ -3,10 +3,12 @@
 Invariant: without the settings of a tier nothing of it runs.
 """
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -14,8 +16,10 @@ from logstore.base.events import Report
 from logstore.base.packages import how_to_get
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
-from logstore.tier.service import TierEngine, TierService, TierStores
 from logstore.tier.settings import TierSettings
+
+if TYPE_CHECKING:
+    from logstore.tier.service import TierEngine, TierService, TierStores
 
 ROOM: Final = "logstore.tier.running"
 """Needs the extra `hdfs`."""

@@ -20,6 +20,32 @@ print([name for name in {UNUSED} if sys.modules.get(name)])
 import asyncio, importlib.metadata
 print(asyncio.StreamReader.__module__, importlib.metadata.version("crc32c") != "unknown")
 """
+ALONE = (
+    "cluster",
+    "cluster.copies",
+    "cluster.copies.copy_pace",
+    "cluster.figures",
+    "cluster.members",
+    "cluster.members.own_files",
+    "cluster.members.places",
+    "cluster.settings",
+    "tier",
+    "tier.interface",
+    "tier.range_cache",
+    "tier.reads",
+    "tier.settings",
+    "tier.starting",
+)
+"""Settings and their defaults, names of files, types of figures, and what asks a tier that may be there."""
+SERVES_ALONE = """
+import sys
+import logstore.sidecar
+import logstore.monitoring.running
+rooms = ("logstore.cluster", "logstore.cluster_front", "logstore.replica", "logstore.tier")
+print(sorted(name.removeprefix("logstore.") for name in sys.modules if name.startswith(rooms)))
+import logstore.cluster_front
+print("logstore.cluster.part" in sys.modules)
+"""
 HAS_IT = """
 import asyncio, sys
 from logstore.base.lean_imports import import_lean
@@ -40,6 +66,13 @@ def printed(program: str) -> list[str]:
 def test_what_no_sidecar_needs_is_not_loaded() -> None:
     """A sidecar without TLS and users loads none of these, and a program that wants them afterwards has them."""
     assert printed(SERVES) == ["[]", "asyncio.streams True"]
+
+
+def test_a_sidecar_alone_loads_nothing_of_a_cluster() -> None:
+    """Without --cluster and --tier-url, only the listed modules of cluster, replica and tier are loaded, also with the
+    status page; what a host of a cluster needs beside them comes with its front.
+    """
+    assert printed(SERVES_ALONE) == [str(list(ALONE)), "True"]
 
 
 def test_what_is_there_stays() -> None:

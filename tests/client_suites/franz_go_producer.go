@@ -1,4 +1,5 @@
 // Sends the numbers from 0 on to partition 0 of a topic until its input ends; says of each what became of it.
+// Arguments: servers, topic, and if wanted how old metadata must be before it is asked for again (MetadataMinAge).
 package main
 
 import (
@@ -14,13 +15,21 @@ import (
 )
 
 func main() {
-	client, err := kgo.NewClient(
+	options := []kgo.Opt{
 		kgo.SeedBrokers(strings.Split(os.Args[1], ",")...),
 		kgo.DefaultProduceTopic(os.Args[2]),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerLinger(5*time.Millisecond),
 		kgo.ProducerBatchCompression(kgo.NoCompression()), // whoever reads may have no codec
-	)
+	}
+	if len(os.Args) > 3 {
+		age, err := time.ParseDuration(os.Args[3])
+		if err != nil {
+			panic(err)
+		}
+		options = append(options, kgo.MetadataMinAge(age))
+	}
+	client, err := kgo.NewClient(options...)
 	if err != nil {
 		panic(err)
 	}

@@ -22,7 +22,7 @@ from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, 
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption.adoption import Adopted, AdoptionEnvironment, AdoptionPlaces, adopt
-from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE
+from logstore.cluster.members.own_files import ADOPTED_FILE, ADOPTION_FILE
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.errors import AdoptionRefused, CorruptChunk

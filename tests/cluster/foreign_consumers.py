@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from logstore.testing.cluster import Cluster
 from tests.cluster.clients import ASK_MS
@@ -22,14 +22,18 @@ from tests.support.limits import PATIENCE_S
 
 AT_ONCE: Final = 500
 """Records of one poll, at most."""
+LOST: Final = (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+"""What librdkafka says of a place that is lost."""
 
 
 class ConsumerLog:
     """What a consumer of the group `group` has read of a topic, until `ended` is set."""
 
-    def __init__(self, topic: str, group: str) -> None:
+    def __init__(self, topic: str, group: str, *, resets: bool = True) -> None:
         self.topic = topic
         self.group = group
+        self.resets = resets
+        """Whether the consumer begins anew where it finds no place; if not, a place that is lost ends it."""
         self.read: list[tuple[int, int]] = []
         """Offset and number, in the order in which the consumer gave them."""
         self.ended = threading.Event()
@@ -39,14 +43,18 @@ def consume_confluent(cluster: Cluster, log: ConsumerLog) -> None:
     """librdkafka."""
     consumer = Consumer(
         {
-            "bootstrap.servers": cluster.bootstrap, "group.id": log.group, "auto.offset.reset": "earliest",
-            "enable.auto.commit": False, "session.timeout.ms": ASK_MS,
+            "bootstrap.servers": cluster.bootstrap, "group.id": log.group, "enable.auto.commit": False,
+            "auto.offset.reset": "earliest" if log.resets else "error", "session.timeout.ms": ASK_MS,
         }
     )  # fmt: skip
     try:
         consumer.subscribe([log.topic])
         while not log.ended.is_set():
-            records = [each for each in consumer.consume(AT_ONCE, 0.2) if each.error() is None]
+            found = consumer.consume(AT_ONCE, 0.2)
+            lost = [each.error() for each in found if each.error() is not None and each.error().code() in LOST]
+            if lost:
+                raise KafkaException(lost[0])
+            records = [each for each in found if each.error() is None]
             log.read += [(each.offset(), int(each.value())) for each in records]
             if records:
                 _commit(consumer)
@@ -72,7 +80,7 @@ def consume_java(cluster: Cluster, log: ConsumerLog) -> None:
     """The Java client, as Kafka's VerifiableConsumer."""
     command = [*java_command(), "org.apache.kafka.tools.VerifiableConsumer", "--verbose"]
     command += ["--bootstrap-server", cluster.bootstrap, "--topic", log.topic, "--group-id", log.group]
-    command += ["--reset-policy", "earliest", "--session-timeout", str(ASK_MS)]
+    command += ["--reset-policy", "earliest" if log.resets else "none", "--session-timeout", str(ASK_MS)]
     with printed(command, log, subprocess.Popen.terminate) as lines:
         for line in lines:
             said = json.loads(line) if line.startswith("{") else {}

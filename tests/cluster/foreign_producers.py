@@ -11,7 +11,7 @@ import json
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -51,12 +51,12 @@ class ProducerLog(UntilEnded, Protocol):
         """The cluster has said that it has a record."""
 
 
-def run_java(topic: str) -> Callable[[Cluster, ProducerLog], None]:
-    """The Java client, as Kafka's VerifiableProducer."""
+def run_java(topic: str, own: Mapping[str, str] = _JAVA_SETTINGS) -> Callable[[Cluster, ProducerLog], None]:
+    """The Java client, as Kafka's VerifiableProducer, with settings of its own."""
 
     def run(cluster: Cluster, load: ProducerLog) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".properties", encoding="utf-8") as settings:
-            settings.write("".join(f"{name}={value}\n" for name, value in _JAVA_SETTINGS.items()))
+            settings.write("".join(f"{name}={value}\n" for name, value in own.items()))
             settings.flush()
             command = [*java_command(), "org.apache.kafka.tools.VerifiableProducer"]
             command += ["--bootstrap-server", cluster.bootstrap]
@@ -81,11 +81,12 @@ def _note_java(said: dict[str, object], load: ProducerLog) -> bool:
     return False
 
 
-def run_franz_go(topic: str) -> Callable[[Cluster, ProducerLog], None]:
-    """franz-go, as a program that is built here."""
+def run_franz_go(topic: str, metadata_age_ms: int = 0) -> Callable[[Cluster, ProducerLog], None]:
+    """franz-go, as a program that is built here. `metadata_age_ms`: its `MetadataMinAge`; 0 for its own."""
 
     def run(cluster: Cluster, load: ProducerLog) -> None:
-        with printed([str(franz_go_producer()), cluster.bootstrap, topic], load, _end_input) as lines:
+        own = [f"{metadata_age_ms}ms"] if metadata_age_ms else []
+        with printed([str(franz_go_producer()), cluster.bootstrap, topic, *own], load, _end_input) as lines:
             for line in lines:
                 kind, number, *rest = line.split()
                 if kind == "acked":

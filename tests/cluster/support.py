@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from logstore.cluster.interfaces import Answering
+from logstore.cluster.streams.refusal_window import RefusedFirsts
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
 from logstore.cluster.streams.stream_place import StreamPlace
@@ -269,10 +270,12 @@ class Front:
     retention: ServedTime = field(default_factory=ServedTime)
     is_store_away: bool = False
     place: StreamPlace = PLACE
+    refused: RefusedFirsts | None = None
 
     def __post_init__(self) -> None:
+        is_away = lambda: self.is_store_away  # noqa: E731
         services = StreamServices(
-            self.owner, self.clock, self.reports, self.load, self.tasks, self.retention, lambda: self.is_store_away
+            self.owner, self.clock, self.reports, self.load, self.tasks, self.retention, is_away, self.refused
         )
         self.stream = ReplicatedStream(self.place, self.config, services)
 

@@ -25,6 +25,7 @@ from logstore.format.reader_api import ReaderOffset
 from logstore.format.records import Record, encode_batch
 from logstore.testing.cluster import Cluster
 from logstore.testing.processes import Etcd
+from tests.kafka.wire_client import LIST_OFFSETS, WireClient
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
@@ -37,6 +38,7 @@ NOW_MS = 1_700_000_000_000
 PRODUCER_ID = 7
 """Of an idempotent producer whose batches the test makes itself."""
 LAST_SEQUENCE = 4
+LEADER_EPOCH = 23
 
 
 class Row(NamedTuple):
@@ -206,6 +208,27 @@ def check(bootstrap: str, known: Known) -> None:
             assert time.monotonic() < deadline_s
             first = consumer.poll(0.1)
         assert first.offset() == 123
+    until_holds(lambda: check_epochs(bootstrap, known))
+
+
+def check_epochs(bootstrap: str, known: Known) -> None:
+    """The leader epoch of the sidecar, 0, ends where its records end, whatever was written since, and ListOffsets
+    gives it to the first of them.
+    """
+    told: dict[tuple[str, int], int] = {}
+    for host, _, port in (address.rpartition(":") for address in bootstrap.split(",")):
+        with WireClient(int(port), host) as wire:
+            for topic, partition in known.ends:
+                part = {"partition": partition, "current_leader_epoch": -1, "leader_epoch": 0}
+                asked = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [part]}]}
+                found = wire.request(LEADER_EPOCH, 4, **asked).topics[0].partitions[0]
+                part = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": -2}
+                asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [part]}]}
+                first = wire.request(LIST_OFFSETS, 10, **asked).topics[0].partitions[0]
+                if found.error_code == first.error_code == 0:
+                    assert (found.leader_epoch, first.leader_epoch) == (0, 0)
+                    told[topic, partition] = found.end_offset
+    assert told == known.ends
 
 
 @needs_etcd

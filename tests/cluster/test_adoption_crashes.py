@@ -23,7 +23,7 @@ from logstore.base.metadata.interface import Committed, ConditionFailed, DeleteP
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption.adoption import AdoptionEnvironment, AdoptionPlaces, adopt
-from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
+from logstore.cluster.members.own_files import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
 from logstore.engine import open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import FileSystem

@@ -16,7 +16,7 @@ from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import Entry, MetadataStore, Put
 from logstore.cluster.adoption.adoption_copy import END_BYTES
 from logstore.cluster.adoption.adoption_source import MAX_PIECE_BYTES, READ_BYTES
-from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE
+from logstore.cluster.members.own_files import ADOPTED_FILE, ADOPTION_FILE
 from logstore.cluster.streams.stored_access import decode_entry
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine

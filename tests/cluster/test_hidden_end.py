@@ -49,8 +49,11 @@ async def found(front: Front, version: int, timestamp: int) -> tuple[ErrorCode, 
     async def nothing(*_: object) -> None:
         return None
 
+    async def unknown(*_: object) -> int:
+        return -1
+
     store = SimpleNamespace(stream=lambda *_: front.stream)
-    engine = SimpleNamespace(store=store, find_timestamp=nothing, max_timestamp=nothing)
+    engine = SimpleNamespace(store=store, find_timestamp=nothing, max_timestamp=nothing, leader_epoch_at=unknown)
     node = Node.__new__(Node)
     node.apis = {api.key: api for api in OffsetHandlers(cast(Any, SimpleNamespace(engine=engine))).apis()}
     partition = {"partition_index": 0, "timestamp": timestamp}

@@ -13,12 +13,12 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Delete, DeletePrefix, MetadataStore, Put
 from logstore.cluster.members.host_identity import (
-    LABEL_FILE,
     HostIdentity,
     establish_identity,
     give_back_identity,
     write_label,
 )
+from logstore.cluster.members.own_files import LABEL_FILE
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.replica.identity import DiskLabel
 from logstore.testing.faults import EIO, FALSE_ALARM, FileCall

@@ -24,11 +24,10 @@ from logstore.cluster.members.placement import (
     KEPT_PLACES,
     LOOKS_AT_ONCE,
     MAX_SETTLING,
-    NO_NODE,
     SETTLE_S,
-    Placed,
     Placement,
 )
+from logstore.cluster.members.places import NO_NODE, Placed
 from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.cluster.streams.many_registrations import FEW, ManyRegistrations
 from logstore.cluster.streams.registration_requests import RegistrationRequests

@@ -14,10 +14,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from logstore.client import wire
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.commands.output import run
 from logstore.errors import ClusterAuthorizationFailed
+from logstore.format.topic_partition import TopicPartition
 from logstore.testing.cluster import Cluster
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
@@ -70,17 +72,40 @@ def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
 
 @pytest.mark.slow
 def test_status_shows_what_the_host_knows_while_the_metadata_store_is_away(tmp_path: Path) -> None:
-    """Groups, readers and queries are not known, and why is said; all else is shown."""
+    """What nobody can say, and why, is said; all else is shown, groups among it as `cairn groups` shows them."""
     with Cluster(tmp_path, ("a",)) as cluster:
         (a,) = cluster
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
+            client.create_topic("orders", 1)
+            Admin(client).commit("billing", {TopicPartition("orders", 0): 0})
         cluster.etcd.pause()
         until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
-        shown = cairn("status", "--servers", a.address, "--timeout", "20")
+        shown = cairn("status", "--servers", a.address, "--timeout", "5", "--json")
         assert shown.status == 0, shown.err
-        assert "groups, readers and queries are not known" in shown.err
+        assert "status: queries are not known" in shown.err
         assert "Start one" not in shown.err
-        assert "queries     -" in shown.out
+        groups = cairn("groups", "--servers", a.address, "--timeout", "20", "--json").json["groups"]
+        assert [shown.json[what] for what in ("groups", "readers", "queries")] == [len(groups), 0, None]
+        assert [group["group"] for group in groups] == ["billing"]
         cluster.etcd.go_on()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [("a",), ("a", "b", "c")])
+def test_commands_that_only_look_make_no_topics(tmp_path: Path, hosts: tuple[str, ...]) -> None:
+    """Groups, readers and queries of a cluster that has none: the topics that keep them are not made for the answer."""
+    with Cluster(tmp_path, hosts) as cluster:
+        for words in (("status",), ("groups",), ("readers", "list")):
+            for host in cluster:
+                told = cairn(*words, "--servers", host.address)
+                assert told.status == 0, told.err
+        assert cairn("groups", "describe", "nobody", "--servers", cluster.bootstrap).err.count("no group 'nobody'") == 1
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
+            found = client.call(wire.METADATA, wire.metadata_request(None, create=False), wire.metadata_reply)
+            assert list(found) == []
+            client.create_topic("orders", 1)
+            Admin(client).commit("billing", {TopicPartition("orders", 0): 0})
+            assert Admin(client).group_names() == ["billing"]
 
 
 @pytest.mark.slow

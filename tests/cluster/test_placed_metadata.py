@@ -12,7 +12,8 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
-from logstore.cluster.members.placement import AGAIN_S, LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
+from logstore.cluster.members.placement import AGAIN_S, LOOK_S, SETTLE_S, Placement
+from logstore.cluster.members.places import NO_NODE, Node, Placed
 from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.kafka import codec
 from logstore.kafka.metadata_answer import ShownCluster, ShownTopic

@@ -6,8 +6,9 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.cluster.streams import refusal_window
 from logstore.cluster.streams.acknowledged_end import SELDOM_S
-from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S, RefusedFirsts
 from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -222,6 +223,26 @@ async def test_refused_producers_are_forgotten_with_age() -> None:
     assert len(owner.window) == 1
 
 
+async def test_refused_producers_of_all_streams_of_a_host_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are forgotten, of whichever stream; what is known of the others holds."""
+    monkeypatch.setattr(refusal_window, "MAX_OF_HOST", 5)
+    of_host, owners = RefusedFirsts(), [MemoryOwner() for _ in range(3)]
+    fronts = [Front(owner, refused=of_host) for owner in owners]
+    for front, owner in zip(fronts, owners, strict=True):
+        owner.own(front.stream)
+        await front.tasks.run()
+        front.stream.short(2)
+        for producer_id in range(3):
+            with pytest.raises(NotEnoughReplicas):
+                front.append(b"x", producer_id=producer_id, sequence=0)
+    assert [front.stream._window.first_refused for front in fronts] == [0, 2, 3]
+    assert of_host.count == 5
+    for front in fronts:
+        front.clock.advance(round(1000 * FIRST_S))
+        front.stream.tidy()
+    assert of_host.count == 0
+
+
 async def test_refusals_end_whatever_clients_send() -> None:
     """Batches that are refused because another one was do not prolong that."""
     front, owner = await led(max_in_flight=1)
@@ -298,20 +319,6 @@ async def test_offsets_are_checked() -> None:
     with pytest.raises(OffsetOutOfRange):
         front.stream.check_offset(2)
     assert isinstance(front.stream.delete_records(2).error, OffsetOutOfRange)
-
-
-async def test_no_reader_is_told_of_a_truncation() -> None:
-    """Whatever epoch of the stream a reader asks with, also one of an earlier owner after it has read records of this
-    one: what is acknowledged is never cut. An epoch that the stream never had is unknown.
-    """
-    front, owner = await led()
-    front.append(b"1")
-    owner.ack()
-    owner.own(front.stream)
-    await front.tasks.run()
-    front.append(b"2", b"3")
-    owner.ack()
-    assert [front.stream.end_of_epoch(epoch) for epoch in range(4)] == [*((epoch, 3) for epoch in range(3)), None]
 
 
 async def test_an_ownership_that_ends_while_producers_are_read_begins_nothing() -> None:
@@ -459,7 +466,7 @@ async def test_a_stream_that_waits_for_members_is_read() -> None:
     stream = second.stream
     assert (stream.is_leader, stream.is_readable, stream.high_watermark, stream.leader_epoch) == (False, True, 0, 2)
     await second.tasks.run_a_while()
-    assert (stream.high_watermark, stream.end_of_epoch(2)) == (1, (2, 2))
+    assert (stream.high_watermark, stream.log_end) == (1, 2)
     for offset in range(3):
         stream.check_offset(offset)
     with pytest.raises(OffsetOutOfRange):

@@ -64,10 +64,20 @@ def agree(wanted: WantedBatches, general: fetch.FetchRequest) -> None:
     """Both have read the same."""
     ((key, (part,)),) = general.topics
     assert (wanted.version, wanted.max_bytes, wanted.key) == (general.version, general.max_bytes, key)
-    assert (wanted.partition, wanted.leader_epoch, wanted.offset, wanted.partition_max_bytes) == part
+    assert (wanted.partition, wanted.leader_epoch, wanted.offset, wanted.partition_max_bytes) == part[:4]
+    assert part.last_epoch < 0
     assert general.min_bytes <= 1
     assert not general.session_id
     assert general.session_epoch <= 0
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version >= fetch.FIRST_FLEXIBLE])
+def test_a_client_that_names_the_epoch_that_it_has_read_is_served_the_general_way(version: int) -> None:
+    """Its log may part from the stream's, which is looked up."""
+    part = {"partition": 0, "fetch_offset": 5, "partition_max_bytes": 9, "current_leader_epoch": -1}
+    for last_epoch, is_ready in ((-1, True), (0, False)):
+        topics = [{"topic": "t", "topic_id": NO_ID, "partitions": [part | {"last_fetched_epoch": last_epoch}]}]
+        assert (ready_fetch.decode(asked(version, topics=topics)) is not None) == is_ready
 
 
 @pytest.mark.parametrize("version", VERSIONS)

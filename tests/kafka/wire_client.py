@@ -30,8 +30,8 @@ class Produced(NamedTuple):
 class WireClient:
     """One connection. Requests are built and answers read with kio; frames can be sent as bare bytes too."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self.socket.makefile("rb")
         self._correlation_id = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
 from logstore.base.metadata.held_lease import HeldLease
+from logstore.base.metadata.interface import Transaction
 from tests.support.limits import PATIENCE_S
 
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -49,6 +51,15 @@ class Body(httpx.AsyncByteStream):
         return self._parts.pop()
 
 
+class QuietBody(Body):
+    """The beginning of an answer; nothing follows."""
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            await trio.sleep_forever()
+        return self._parts.pop()
+
+
 class SlowEtcd(httpx.AsyncBaseTransport):
     """The network behind a client: each endpoint answers what is asked after a time of its own."""
 
@@ -57,6 +68,8 @@ class SlowEtcd(httpx.AsyncBaseTransport):
         self.asked: Counter[tuple[str, str]] = Counter()
         self.silent: set[str] = set()
         """Paths of calls that are never answered."""
+        self.is_quiet = False
+        """Watches stay, and are told nothing."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
@@ -66,7 +79,8 @@ class SlowEtcd(httpx.AsyncBaseTransport):
         if path in self.silent:
             await trio.sleep_forever()
         await trio.sleep(self.delays_s[name])
-        return httpx.Response(200, stream=Body(json.dumps(ANSWERS[path]).encode() + b"\n"))
+        body = QuietBody if path == "watch" and self.is_quiet else Body
+        return httpx.Response(200, stream=body(json.dumps(ANSWERS[path]).encode() + b"\n"))
 
 
 def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
@@ -74,6 +88,70 @@ def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadat
     settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0)
     clients = EtcdClients(*(httpx.AsyncClient(transport=etcd) for _ in range(3)))
     return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))
+
+
+WATCHES = 8
+
+
+async def watch_for(etcd: SlowEtcd, seconds: float, beside: Callable[[EtcdMetadataStore], Awaitable[None]]) -> None:
+    """WATCHES watches that are told nothing, for so long."""
+    etcd.is_quiet = True
+    store = store_on(etcd, (ONE, TWO))
+
+    async def watch() -> None:
+        async with store.watch("", 1) as changes:
+            await changes.receive()
+
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for _ in range(WATCHES):
+                nursery.start_soon(watch)
+            nursery.start_soon(beside, store)
+
+
+async def nothing(_: EtcdMetadataStore) -> None:
+    """Beside the watches."""
+
+
+# ---- watches that are told nothing
+
+
+async def test_quiet_watches_ask_once_for_all(autojump_clock: trio.testing.MockClock) -> None:
+    """Of several watches on an endpoint that says nothing, one asks whether it is alive, about once a second."""
+    etcd = SlowEtcd(one=0.01)
+    await watch_for(etcd, 30.0, nothing)
+    assert etcd.asked["one", "watch"] == WATCHES
+    assert 30 <= etcd.asked["one", "kv/range"] <= 60
+
+
+async def test_other_calls_say_that_an_endpoint_is_alive(autojump_clock: trio.testing.MockClock) -> None:
+    """Where calls are answered all the time, no watch asks."""
+
+    async def change(store: EtcdMetadataStore) -> None:
+        while True:
+            await store.commit(Transaction((), ()))
+            await trio.sleep(0.3)
+
+    etcd = SlowEtcd(one=0.01)
+    await watch_for(etcd, 30.0, change)
+    assert etcd.asked["one", "kv/range"] == 0
+    assert etcd.asked["one", "kv/txn"] > 90
+
+
+@pytest.mark.parametrize("pause_s", [0.3, 100.0])
+async def test_quiet_watches_leave_a_frozen_endpoint(autojump_clock: trio.testing.MockClock, pause_s: float) -> None:
+    """Within `watch_idle_s` and one attempt all of them are elsewhere, however lately other calls were answered."""
+
+    async def freeze(store: EtcdMetadataStore) -> None:
+        for _ in range(int(10.0 / pause_s)):
+            await store.commit(Transaction((), ()))
+            await trio.sleep(pause_s)
+        await trio.sleep_until(10.0)
+        etcd.delays_s["one"] = float("inf")
+
+    etcd = SlowEtcd()
+    await watch_for(etcd, 10.0 + 1.0 + 1.0 + 0.2, freeze)
+    assert etcd.asked["two", "watch"] == WATCHES
 
 
 # ---- the limit of an attempt

@@ -31,7 +31,8 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.adoption.adoption_copy import ReplicaBuilder
 from logstore.cluster.adoption.adoption_entries import StoreState, give_notice, metadata_entries, publish, state_of
 from logstore.cluster.adoption.adoption_source import Source, take_source
-from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE, write_label
+from logstore.cluster.members.host_identity import write_label
+from logstore.cluster.members.own_files import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
 from logstore.engine import open_engine
 from logstore.epochs.journaled import decided_in_journal
 from logstore.errors import AdoptionRefused, CorruptFile

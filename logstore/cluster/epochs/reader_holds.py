@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.streams.owner_calls import (
     BOUNDS,
@@ -54,6 +55,15 @@ class ReaderHolds:
         self._metadata = metadata
         self._asking: dict[str, list[trio.Event]] = {}
         """Trims that wait for an answer, by stream."""
+
+    async def is_made(self) -> bool:
+        """Whether there is a topic of groups, which has the readers, as the metadata store says where this host has not
+        heard of it; without it, nobody is registered. Raises TryAgain.
+        """
+        try:
+            return await certain_home(self._home(), GROUPS_TOPIC, self._metadata) is not None
+        except MetadataError as error:
+            raise TryAgain(f"the metadata store does not say whether there are readers: {error}") from error
 
     # ---- trims
 

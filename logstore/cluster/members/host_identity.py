@@ -42,6 +42,7 @@ from logstore.base.metadata.interface import (
     Put,
     Transaction,
 )
+from logstore.cluster.members.own_files import LABEL_FILE
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.events import METADATA_AWAITED
 from logstore.interfaces import FileSystem
@@ -49,11 +50,6 @@ from logstore.log.whole_files import replace_whole
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.registrations import Member, OwnerId
 
-LABEL_FILE: Final = "host.json"
-ADOPTION_FILE: Final = "adoption.json"
-"""In a directory that `logstore.cluster.adoption.adoption` makes, as long as it is not done."""
-ADOPTED_FILE: Final = "adopted.json"
-"""In the directory of a sidecar that was alone, from the moment on when a cluster may have its log."""
 EMPTY_STORE: Final = (
     "remove everything in its namespace (`etcdctl del /NAMESPACE/ --prefix`, with the one that --cluster names, and "
     "/cairn/ if it names none)"

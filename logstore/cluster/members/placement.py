@@ -21,18 +21,18 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import trio
 
 from logstore.base.addresses import parse_address
 from logstore.base.errors import AddressError
 from logstore.base.metadata import schema
+from logstore.cluster.members.places import NO_NODE, Node, Placed
 from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.log.served import ServedTopic
 from logstore.log.ticket import TicketView
 
-NO_NODE = -1
 SETTLE_S: Final = 0.1
 """A takeover of one stream takes some dozen milliseconds. Requests behind on the same connection wait as long."""
 AGAIN_S: Final = 10.0
@@ -59,27 +59,6 @@ Step = Callable[[int], Awaitable[None]]
 async def give_way(_: int) -> None:
     """Let other tasks run."""
     await trio.lowlevel.checkpoint()
-
-
-class Node(NamedTuple):
-    """A host, under the address of the listener that the client uses."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
-
-class Placed(NamedTuple):
-    """A partition: node ids of its leader (NO_NODE: nobody leads it now), of the members of its newest chunk, of those
-    of them that are alive, and of those that are not.
-    """
-
-    leader: int
-    epoch: int
-    replicas: tuple[int, ...]
-    in_sync: tuple[int, ...]
-    offline: tuple[int, ...] = ()
 
 
 _NOWHERE: Final = Placed(NO_NODE, 0, (), ())

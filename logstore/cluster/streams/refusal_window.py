@@ -15,8 +15,8 @@ Invariants:
   other one is taken for FIRST_S, unless that one comes again before. That holds for a refusal because this host does
   not lead the stream, too: it may lead it when the next batch comes, and knows then whom the log knows. So nothing
   overtakes a batch that was refused at the end of the window, or whose client hears of it late, behind answers of other
-  streams. MAX_FIRST such batches are known, the newest; those that are not waited for any more go when another batch
-  comes, or the stream is looked after.
+  streams. MAX_FIRST such batches of a stream are known, and MAX_OF_HOST of all streams of a host, the newest; those
+  that are not waited for any more go when another batch comes, or the stream is looked after.
 """
 
 from contextlib import suppress
@@ -33,6 +33,8 @@ FIRST_S: Final = 30.0
 """As long as clients wait for an answer, with defaults: that to a refused batch may wait behind others of the same
 connection, of streams that are slow or lack members. A client that gives the batch up goes on in another epoch."""
 MAX_FIRST: Final = 1_000
+MAX_OF_HOST: Final = 10_000
+"""About 4 MB. Producers that are refused by thousands of streams at once send again within a second or two."""
 
 
 class _FirstRefused(NamedTuple):
@@ -47,11 +49,37 @@ class _FirstRefused(NamedTuple):
         return is_same and self.sequence < header.base_sequence
 
 
+class RefusedFirsts:
+    """First batches that were refused, of all streams of a host, in the order in which they were."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[RefusalWindow, int], None] = {}
+        """By the window of a stream and the producer."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._kept)
+
+    def add(self, window: "RefusalWindow", producer_id: int) -> None:
+        """One more, which `window` keeps; of more than MAX_OF_HOST the oldest is forgotten."""
+        self._kept[window, producer_id] = None
+        if len(self._kept) > MAX_OF_HOST:
+            oldest, oldest_id = next(iter(self._kept))
+            oldest.forget(oldest_id)
+
+    def discard(self, window: "RefusalWindow", producer_id: int) -> None:
+        """It is not waited for any more."""
+        self._kept.pop((window, producer_id), None)
+
+
 class RefusalWindow:
     """Of one stream; see the module."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, of_host: RefusedFirsts | None = None) -> None:
+        """`of_host`: what the streams of the host share; None: nobody shares anything with this stream."""
         self._clock = clock
+        self._of_host = of_host or RefusedFirsts()
         self._awaited: AppendTicket | None = None
         """Of the last batch that the stream took before the refusal, until it settles."""
         self._until_s = 0.0
@@ -72,10 +100,11 @@ class RefusalWindow:
         first = self._first.get(header.producer_id)
         if header.producer_id < 0 or (first is not None and first.is_in_front(header, now_s)):
             return
-        self._first.pop(header.producer_id, None)
+        self.forget(header.producer_id)
         if len(self._first) >= MAX_FIRST:
-            del self._first[next(iter(self._first))]
+            self.forget(next(iter(self._first)))
         self._first[header.producer_id] = _FirstRefused(header.producer_epoch, header.base_sequence, now_s + FIRST_S)
+        self._of_host.add(self, header.producer_id)
 
     def refused_elsewhere(self, records: bytearray | memoryview) -> None:
         """A batch was refused, unchecked, because this host does not lead the stream, or not yet."""
@@ -84,7 +113,12 @@ class RefusalWindow:
 
     def taken(self, header: BatchHeader) -> None:
         """Such a batch was taken: its producer is known from now on."""
-        self._first.pop(header.producer_id, None)
+        self.forget(header.producer_id)
+
+    def forget(self, producer_id: int) -> None:
+        """Wait for no batch of a producer."""
+        if self._first.pop(producer_id, None) is not None:
+            self._of_host.discard(self, producer_id)
 
     def tidy(self) -> None:
         """Forget what is not waited for any more."""
@@ -101,7 +135,7 @@ class RefusalWindow:
             oldest = next(iter(self._first))
             if now_s < self._first[oldest].until_s:
                 return
-            del self._first[oldest]
+            self.forget(oldest)
 
     @property
     def is_open(self) -> bool:

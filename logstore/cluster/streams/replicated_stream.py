@@ -36,7 +36,7 @@ from logstore.cluster.interfaces import Spawn, StreamOwners
 from logstore.cluster.streams.acknowledged_end import follow_acknowledged
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
-from logstore.cluster.streams.refusal_window import RefusalWindow
+from logstore.cluster.streams.refusal_window import RefusalWindow, RefusedFirsts
 from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.cluster.streams.tiered_bounds import TieredBounds
@@ -110,6 +110,7 @@ class StreamServices(NamedTuple):
     spawn: Spawn
     retention: StreamRetention = _NoRetention()
     is_store_away: Callable[[], bool] = lambda: False
+    refused: RefusedFirsts | None = None
 
 
 class ReplicatedStream(TieredBounds):
@@ -123,7 +124,7 @@ class ReplicatedStream(TieredBounds):
         self.config = config
         self.leader_epoch = 0
         self.high_watermark = self.log_start_offset = self.led_from = 0
-        """`led_from`: where this host's ownership begins."""
+        """`led_from`: where the newest leader epoch begins."""
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
         self.is_internal = place.is_internal
@@ -133,7 +134,7 @@ class ReplicatedStream(TieredBounds):
         self._waiting_bytes = 0
         self._in_flight: deque[SubmittedBatch] = deque()
         self._early = EarlyAppends(self._append_of_client, services.spawn)
-        self._window = RefusalWindow(services.clock)
+        self._window = RefusalWindow(services.clock, services.refused)
         self.tidy = self._window.tidy
         """Forget refused batches that come no more, whoever leads."""
         self._groups: dict[GroupKey, AppendTicket] = {}
@@ -385,7 +386,7 @@ class ReplicatedStream(TieredBounds):
             return
         self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
         last = self.registration.last_chunk
-        self.leader_epoch, self._read_end = epoch, end
+        self.leader_epoch, self._read_end, self.led_from = epoch, end, end
         self.high_watermark = end if is_settled or last is None else max(last.base_offset, self.log_start_offset)
         if self.high_watermark < end and last is not None:
             show, owners = partial(self._show_acknowledged, self._ownership), self._services.owners
@@ -399,7 +400,7 @@ class ReplicatedStream(TieredBounds):
         if end > self.high_watermark:
             self.high_watermark = end
             self._wake()
-        return self.high_watermark < (self._read_end or 0)
+        return self.high_watermark < self.log_end
 
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
@@ -484,13 +485,10 @@ class ReplicatedStream(TieredBounds):
         """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
-    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """The epoch, and where its records and those before it end at the latest; None: the stream never had the epoch.
-
-        What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
-        would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
-        """
-        return None if epoch > self.newest_epoch else (epoch, max(self.high_watermark, self._read_end or 0))
+    @property
+    def log_end(self) -> int:
+        """Where the log ends, also where readers are shown less of it for now."""
+        return max(self.high_watermark, self._read_end or 0)
 
     @property
     def registration(self) -> StreamRegistration:
@@ -525,12 +523,12 @@ class ReplicatedStream(TieredBounds):
         NotLeader, UnknownTopicOrPartition.
         """
         self.check_reads()
-        if not self.log_start_offset <= offset <= max(self.high_watermark, self._read_end or 0):
+        if not self.log_start_offset <= offset <= self.log_end:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
     def check_end(self) -> None:
         """Raise EndNotKnown while readers may be shown less than is acknowledged: see `readable`."""
-        if self.high_watermark < (self._read_end or 0):
+        if self.high_watermark < self.log_end:
             raise EndNotKnown(f"{self.name}: its end is known when enough hosts live that have it; ask again")
 
     # ---- the front of the stream

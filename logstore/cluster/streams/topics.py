@@ -41,6 +41,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
+from logstore.format import internal_topics
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
 from logstore.log.topics import (
@@ -53,9 +54,9 @@ from logstore.log.topics import (
 )
 
 DEFAULT_REPLICAS: Final = 3
-GROUPS_TOPIC: Final = "__cairn_groups"
+GROUPS_TOPIC: Final = internal_topics.GROUPS
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
-EPOCHS_TOPIC: Final = "__cairn_epochs"
+EPOCHS_TOPIC: Final = internal_topics.EPOCHS
 """Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
 INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
 INTERNAL_CHUNK_BYTES: Final = 8 << 20

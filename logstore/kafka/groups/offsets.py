@@ -109,13 +109,19 @@ class OffsetStore:
         changes: dict[str, bytes | None] = {
             _key(group_id, partition): _dump(committed) for partition, committed in offsets.items()
         }
-        if protocol_type is not None and self._protocol_types.get(group_id) != protocol_type:
-            changes[_GROUP + quote(group_id, safe="")] = _json({"type": protocol_type})
+        key = _GROUP + quote(group_id, safe="")
+        is_kept = self._protocol_types.get(group_id) == protocol_type and not self._is_doomed(group_id, key)
+        if protocol_type is not None and not is_kept:
+            changes[key] = _json({"type": protocol_type})
         await self._put(group_id, changes)
         if protocol_type is not None:
             self._protocol_types[group_id] = protocol_type
         self._offsets.setdefault(group_id, {}).update(offsets)
         self._committed(group_id, offsets)
+
+    def _is_doomed(self, group_id: str, key: str) -> bool:
+        """Whether a deletion that is being written takes an entry away."""
+        return any(changes.get(key, b"") is None for changes in self._unsynced.get(group_id, ()))
 
     def delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> Ticket[None]:
         """Delete a group's offsets of some partitions; the group's own entry is deleted with its last offset."""
@@ -202,7 +208,7 @@ def _dump(committed: CommittedOffset) -> bytes:
 def _load(key: str, value: bytes) -> dict[str, object]:
     try:
         loaded = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the ledger of groups: the value of {key!r} is not JSON") from error
     if not isinstance(loaded, dict):
         raise CorruptFile(f"the ledger of groups: the value of {key!r} is not an object")

@@ -11,7 +11,7 @@ from logstore.errors import CorruptFile, StorageFailed
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups import service
 from logstore.kafka.groups.coordinator import GroupCoordinator
-from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
 from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
 from logstore.kafka.groups.settings import GroupSettings
 from logstore.log.jobs import JobQueue
@@ -185,6 +185,25 @@ def test_a_deletion_looks_at_no_other_groups(disk: Disk) -> None:
     sidecar.work()
     assert (error, ticket.done, sidecar.offsets()) == (ErrorCode.none, True, {})
     assert not list(Sidecar(disk).ledger.items())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_group_that_commits_while_its_deletion_waits_keeps_its_type(disk: Disk, *, is_whole: bool) -> None:
+    """Of the group as a whole, or of its last offset: the group that is there afterwards, also behind a restart, is
+    what the later commit says.
+    """
+    sidecar = Sidecar(disk)
+    store = sidecar.service._offsets
+    position = CommittedOffset(5, -1, "", NOW_MS, "id-1")
+    store.commit("g", "consumer", {ORDERS: position})
+    sidecar.work()
+    deleted = store.delete_group("g") if is_whole else store.delete("g", [ORDERS])
+    committed = store.commit("g", "consumer", {ORDERS: position._replace(offset=6)})
+    sidecar.work()
+    assert (deleted.error, committed.error) == (None, None)
+    for now in (store, Sidecar(disk).service._offsets):
+        assert list(now.groups()) == [("g", "consumer")]
+        assert now.of_group("g")[ORDERS].offset == 6
 
 
 def test_a_group_whose_deletion_the_disk_refused_is_still_there(disk: Disk) -> None:

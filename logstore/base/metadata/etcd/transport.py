@@ -72,6 +72,8 @@ CONNECT_S: Final = 1.0
 """For a connection, of an attempt with the least limit; longer ones have more in proportion."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
+LEAST_IDLE: Final = 0.75
+"""Of `watch_idle_s`: the first of several quiet watches asks after so much of it, or a little more."""
 KEEP_IDLE_S: Final = 30.0
 """Connections are kept between calls: a lease is kept alive every few seconds."""
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -131,6 +133,7 @@ class EtcdTransport:
         self._token = ""
         self._without_users = False
         self._cluster_id = ""
+        self._alive_s: dict[str, float] = {}
 
     @property
     def endpoint(self) -> str:
@@ -203,6 +206,14 @@ class EtcdTransport:
                 self.answered()
                 return answer
 
+    def quiet_s(self, endpoint: str, since_s: float) -> float:
+        """For how long an endpoint may stay without an answer before it is asked whether it is alive; `since_s`: when a
+        watch was told something last. Answers to other calls count from when these began. It is a little different
+        each time, so that of several watches one asks, and its answer counts for all.
+        """
+        alive_s = max(since_s, self._alive_s.get(endpoint, since_s))
+        return alive_s + self.settings.watch_idle_s * self._random.uniform(LEAST_IDLE, 1.0) - trio.current_time()
+
     async def is_alive(self, endpoint: str, path: str, body: Json) -> bool:
         """Whether this endpoint answers a call that changes nothing."""
         try:
@@ -265,6 +276,7 @@ class EtcdTransport:
         """One try at one endpoint; a token that is no longer valid is renewed once."""
         for last_try in (False, True):
             await self._login(endpoint)
+            begun_s = trio.current_time()
             status, data = await self._ask(endpoint, call, limit_s)
             try:
                 if status != httpx.codes.OK:
@@ -277,6 +289,8 @@ class EtcdTransport:
                 if _wants_login(error) and not last_try and self.forget_login():
                     continue
                 raise self._judged(endpoint, error) from error
+            if not call.is_lease:  # any other answer shows that a majority of the members is there
+                self._alive_s[endpoint] = max(begun_s, self._alive_s.get(endpoint, begun_s))
             return answer
         raise AssertionError("the last try returns or raises")
 

@@ -164,8 +164,10 @@ class EtcdWatch:
         return answer
 
     async def _read_or_ask(self, connection: "_WatchConnection") -> None:
-        """Read a part; while none comes, ask the endpoint now and then whether it is alive. Raises AttemptFailed."""
-        transport = self._transport
+        """Read a part; while none comes, and no other call is answered, ask the endpoint now and then whether it is
+        alive. Raises AttemptFailed.
+        """
+        transport, since_s = self._transport, trio.current_time()
         failures: list[AttemptFailed] = []
         async with trio.open_nursery() as nursery:
 
@@ -178,8 +180,10 @@ class EtcdWatch:
 
             nursery.start_soon(read)
             while True:
-                await trio.sleep(transport.settings.watch_idle_s)
-                if not await transport.is_alive(self._endpoint, RANGE, self._probe()):
+                quiet_s = transport.quiet_s(self._endpoint, since_s)
+                if quiet_s > 0:
+                    await trio.sleep(quiet_s)
+                elif not await transport.is_alive(self._endpoint, RANGE, self._probe()):
                     break
             nursery.cancel_scope.cancel()
         if failures:
