@@ -8,7 +8,7 @@ Invariants:
 """
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from threading import Lock
@@ -34,7 +34,7 @@ class ChangingContext(ssl.SSLContext):
         self._current = current
         self._protocols: list[str] = []
 
-    def set_alpn_protocols(self, alpn_protocols: "Sequence[str]") -> None:
+    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
         """Which protocols each connection offers, by whichever context it is made."""
         self._protocols = list(alpn_protocols)
 
@@ -49,7 +49,7 @@ class ChangingContext(ssl.SSLContext):
         """See ssl.SSLContext."""
         return self._now().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
-    def wrap_socket(self, *arguments: object, **options: object) -> ssl.SSLSocket:  # type: ignore[override]
+    def wrap_socket(self, *arguments: object, **options: object) -> ssl.SSLSocket:
         """See ssl.SSLContext."""
         return self._now().wrap_socket(*arguments, **options)  # type: ignore[arg-type]
 

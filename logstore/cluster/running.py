@@ -193,11 +193,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     metadata: MetadataStore = await nursery.start(
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
+    tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
+    certificates = _followed((tls, metadata.tls if isinstance(metadata, EtcdMetadataStore) else None), local)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
-    tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
-    certificates = _followed((tls, metadata.tls if isinstance(metadata, EtcdMetadataStore) else None), local)
     own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
     links = HostLinks(own)
     link = await nursery.start(links.serve, settings.listen)
