@@ -23,7 +23,7 @@ from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.fetch import FetchPartition, FetchRequest
 from logstore.kafka.offsets import EPOCHS_S, OffsetHandlers, _TimeSearch
 from logstore.log.read_patience import ReadPatience
-from logstore.replica.messages import EntriesRead
+from logstore.replica.messages import BatchEntry, EntriesRead
 from logstore.replica.registrations import ChunkRegistration
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 from tests.cluster.tier_world import TierWorld, in_world
@@ -32,10 +32,12 @@ from tests.support.kafka_epochs import UNKNOWN, KafkaEpochs
 
 
 class CountedOwner(MemoryOwner):
-    """Counts the reads of chunks; those of chunks that are `away` fail, and take `silence_s` to do so."""
+    """Counts the reads of chunks; those of chunks that are `away` fail, and take `silence_s` to do so, others
+    `slow_s`.
+    """
 
     reads = 0
-    silence_s = 0.0
+    silence_s = slow_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +45,12 @@ class CountedOwner(MemoryOwner):
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         self.reads += 1
-        await trio.lowlevel.checkpoint()
+        found = await super().read_entries(stream, chunk, offset, max_bytes)
+        await trio.sleep(self.slow_s)
         if chunk.epoch in self.away:
             await trio.sleep(self.silence_s)
             raise ChunkUnreachable("no member has answered")
-        return await super().read_entries(stream, chunk, offset, max_bytes)
+        return found
 
 
 class Story:
@@ -298,3 +301,40 @@ def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
             assert await life.engine.leader_epoch_at(stream, start, ReadPatience(EPOCHS_S)) == model.epoch_for(start)
 
     in_world(test, "a", "b", "c")
+
+
+async def test_records_that_are_deleted_during_a_search(autojump_clock: Any) -> None:
+    """What begins at the new log start is not the batch of a chunk in front of it: a search that has begun ends, and
+    tells no earlier end; nothing wrong is remembered.
+    """
+    story = Story()
+    for _ in range(6):
+        await story.take_over()
+        story.write(2)
+    story.owner.slow_s = 0.1
+
+    async def delete() -> None:
+        await trio.sleep(0.05)
+        await story.trim(11)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(delete)
+        assert (await story.end_of(1))[1] >= 2
+    await story.check()
+
+
+async def test_a_batch_that_names_an_epoch_that_it_cannot_have() -> None:
+    """Its checksum does not cover the epoch: one above the chunk's own, or below 0, counts as one that cannot be read.
+    The search ends, and tells a later end, never an earlier one.
+    """
+    for wrong in (1 << 30, -5):
+        story = Story()
+        for _ in range(6):
+            await story.take_over()
+            story.write(2)
+        for chunk in story.owner.chunks[1:5]:
+            damaged = bytearray(chunk.entries[0].data)
+            damaged[12:16] = wrong.to_bytes(4, "big", signed=True)
+            chunk.entries[0] = BatchEntry(bytes(damaged), 2)
+        assert [await story.end_of(epoch) for epoch in (1, 3, 6)] == [(1, 10), (3, 10), (6, 12)]
+        assert (await story.engine.leader_epoch_at(story.front.stream, 2, ReadPatience(EPOCHS_S))) == -1
