@@ -4,6 +4,7 @@ where a client's log parts from the stream's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -338,3 +339,57 @@ async def test_a_batch_that_names_an_epoch_that_it_cannot_have() -> None:
             chunk.entries[0] = BatchEntry(bytes(damaged), 2)
         assert [await story.end_of(epoch) for epoch in (1, 3, 6)] == [(1, 10), (3, 10), (6, 12)]
         assert (await story.engine.leader_epoch_at(story.front.stream, 2, ReadPatience(EPOCHS_S))) == -1
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_end_is_too_early_whatever_happens_meanwhile(autojump_clock: Any, seed: int) -> None:
+    """While many ask at the same time, chunks are slow or away, records are deleted, owners append, roll and change:
+    each request has an answer, or an error at which the client asks again, and no end in front of the true one.
+    """
+    random, story = Random(seed), Story()
+    await story.take_over()
+    for _ in range(20):
+        story.write(*random.choices((1, 2, 5), k=2))
+        if random.random() < 0.5:
+            story.owner.roll()
+        else:
+            await story.take_over()
+    answered = 0
+
+    async def ask() -> None:
+        nonlocal answered
+        for _ in range(10):
+            await trio.sleep(random.uniform(0.0, 0.5))
+            stream = story.front.stream
+            epoch = random.randint(0, stream.leader_epoch)
+            _, end = story.kafka.end_for(epoch, stream.log_end)
+            with suppress(NotLeader):
+                found = await story.engine.end_of_epoch(stream, epoch, ReadPatience(EPOCHS_S))
+                assert found is not None
+                assert found.end_offset >= end
+                answered += 1
+
+    async def change() -> None:
+        for _ in range(30):
+            await trio.sleep(random.uniform(0.0, 0.3))
+            stream, chunks = story.front.stream, [chunk.registration.epoch for chunk in story.owner.chunks]
+            story.owner.slow_s, story.owner.silence_s = random.choice((0.0, 0.05, 0.3)), random.choice((0.0, 0.4))
+            story.owner.away = set(random.sample(chunks, len(chunks) // 4))
+            match random.choice(("write", "roll", "take over", "trim", "trim")):
+                case "write":
+                    story.write(1, 2)
+                case "roll":
+                    story.owner.roll()
+                case "take over":
+                    await story.take_over()
+                case "trim":
+                    further = random.randint(0, stream.high_watermark - stream.log_start_offset) // 2
+                    await story.trim(stream.log_start_offset + further)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert answered >= 50
+    story.owner.slow_s, story.owner.away = 0.0, set()
+    await story.check()
