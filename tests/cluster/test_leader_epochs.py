@@ -271,6 +271,10 @@ async def test_a_fetch_says_where_a_client_s_log_parts_from_the_stream_s() -> No
     assert (apart.error_code.value, bool(apart.records)) == (0, False)
     assert (apart.diverging_epoch.epoch, apart.diverging_epoch.end_offset) == (first, 2)
     assert (await fetched(story, 3, second + 1)).error_code.value == 1
+    longer = await fetched(story, 9, second)
+    assert (longer.error_code.value, longer.diverging_epoch.epoch, longer.diverging_epoch.end_offset) == (0, second, 5)
+    await story.trim(1)
+    assert (await fetched(story, 0, second)).error_code.value == 1
 
 
 def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
