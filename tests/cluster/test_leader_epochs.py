@@ -397,3 +397,24 @@ async def test_no_end_is_too_early_whatever_happens_meanwhile(autojump_clock: An
     assert answered >= 50
     story.owner.slow_s, story.owner.away = 0.0, set()
     await story.check()
+
+
+async def test_an_ownership_that_is_told_again_within_a_chunk() -> None:
+    """A stream that is made anew while its owner stays, behind a rolled chunk: its batches have another epoch from
+    there on. A record's epoch is never an earlier one than its batch's, or its reader would be sent back.
+    """
+    story = Story()
+    first = await story.take_over()
+    story.write(2)
+    story.owner.roll()
+    story.write(2)
+    stream = story.front.stream
+    stream.ready(story.owner.epoch, story.owner.acked_offset)
+    await story.front.tasks.run()
+    story.write(3)
+    assert (first, stream.leader_epoch, stream.led_from) == (1, 2, 4)
+    assert [await story.end_of(epoch) for epoch in (1, 2)] == [(1, 4), (2, 7)]
+    for offset in range(stream.high_watermark):
+        found = await story.engine.leader_epoch_at(stream, offset, ReadPatience(EPOCHS_S))
+        (batch, *_) = (await story.engine.read(stream, offset, 1)).buffers
+        assert found == parse_header(batch).partition_leader_epoch

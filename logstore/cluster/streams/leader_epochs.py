@@ -83,8 +83,8 @@ class LeaderEpochs:
         """The leader epoch that wrote the record at an offset; -1: it cannot be read in time. Raises as `end_of`."""
         stream.check_reads()
         ownership, epoch = stream.ownership, stream.leader_epoch
-        chunk = stream.registration.chunk_at(offset)
-        if chunk is not None and chunk.base_offset < stream.led_from:
+        chunk = stream.registration.chunk_at(offset) if offset < stream.led_from else None
+        if chunk is not None:
             epoch = await self._of(stream, chunk, patience)
         _check_ownership(stream, ownership)
         return epoch
