@@ -3,7 +3,7 @@
 With atheris, inputs follow what they reach: `logstore` and `scheduler` are instrumented when they are loaded, once,
 and each target runs in a copy of that process. A copy may use ROOM_BYTES of memory beyond what it has at its start: a
 decoder that takes more raises MemoryError, which no target allows. With `--plain`, which needs no atheris, seeds are
-changed at random. Prints a line of JSON for each target.
+changed at random. Prints a line of JSON for each target; `--results FILE` keeps them, with machine and versions.
 
 A target has failed when a call raised what the target does not allow, took longer than MAX_CALL_S, or more memory than
 it may; its input is then in the folder of artifacts, and the status of this program is 1.
@@ -20,15 +20,18 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from benchmarks.harness import report
 from tests.fuzz.interface import MAX_CALL_S, MAX_INPUT_BYTES, Target
 from tests.fuzz.mutations import inputs
 
 ROOM_BYTES: Final = 256 << 20
 """The fuzzer's own corpus and tables are in it; the short run holds a single call to less."""
+KEPT: Final = ("target", "seeds", "executed", "inputs_kept", "seconds")
 _EXECUTED: Final = re.compile(r"number_of_executed_units: +(\d+)")
 _REACHED: Final = re.compile(r"new_units_added: +(\d+)")
 
@@ -110,8 +113,8 @@ def apart(target: Target, runs: int, seed: int, artifacts: Path, atheris: Any) -
     return {**result, "seconds": seconds, "failed": status != 0 or not executed, "log": str(log) if status else ""}
 
 
-def run(names: Sequence[str], runs: int, seed: int, artifacts: Path, *, is_plain: bool) -> bool:
-    """Run targets one after the other, all if none is named; whether none has failed."""
+def run(names: Sequence[str], runs: int, seed: int, artifacts: Path, *, is_plain: bool) -> list[dict[str, Any]]:
+    """Run targets one after the other, all if none is named; what came of each."""
     artifacts.mkdir(parents=True, exist_ok=True)
     atheris = None
     if is_plain:
@@ -120,12 +123,25 @@ def run(names: Sequence[str], runs: int, seed: int, artifacts: Path, *, is_plain
         atheris = importlib.import_module("atheris")
         with atheris.instrument_imports(include=["logstore", "scheduler"]):
             targets = table()
-    is_clean = True
+    results = []
     for name in names or targets:
-        result = apart(targets[name], runs, seed, artifacts, atheris)
-        is_clean &= not result["failed"]
-        print(json.dumps(result), flush=True)
-    return is_clean
+        results.append(apart(targets[name], runs, seed, artifacts, atheris))
+        print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+def keep(results: Sequence[Mapping[str, Any]], seed: int, path: Path, *, is_plain: bool) -> None:
+    """Write what came of all targets, with the machine and the versions."""
+    content = {
+        "machine": report.machine(Path.cwd()),
+        "python": sys.version.split()[0],
+        "atheris": "" if is_plain else version("atheris"),
+        "seed": seed,
+        "executed": sum(each["executed"] for each in results),
+        "failed": [each["target"] for each in results if each["failed"]],
+        "targets": [{name: each[name] for name in KEPT} for each in results],
+    }
+    report.write_json(path, content)
 
 
 def main() -> None:
@@ -136,8 +152,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--artifacts", type=Path, required=True)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--results", type=Path)
     given = parser.parse_args()
-    if not run(given.targets, given.runs, given.seed, given.artifacts, is_plain=given.plain):
+    results = run(given.targets, given.runs, given.seed, given.artifacts, is_plain=given.plain)
+    if given.results is not None:
+        keep(results, given.seed, given.results, is_plain=given.plain)
+    if any(each["failed"] for each in results):
         sys.exit(1)
 
 

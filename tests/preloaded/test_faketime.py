@@ -99,7 +99,7 @@ def offset_of(address: str, time_ms: int) -> int:
 
 def test_a_clock_that_jumps_loses_nothing(sidecar: Sidecar, clock: Path) -> None:
     """Records that are written while the clock jumps by hours are all there, in order, found by time, before and after
-    a kill; retention, which counts what time was, takes none of them.
+    a kill. That no pass of retention takes them while the test runs is all that is shown of retention.
     """
     for number, jump in enumerate(JUMPS):
         clock.write_text(f"{jump}\n", encoding="ascii")
