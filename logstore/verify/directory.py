@@ -35,7 +35,10 @@ from logstore.verify.window import AHEAD_BYTES, window_buffer
 OWN_NAMES: Final = frozenset(
     {"lock", IDENTITY_FILE, temporary_name(IDENTITY_FILE), LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
     | {JOURNAL_DIRECTORY, REPLICAS_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
+    # What only a host of a cluster has, and a directory that is adopted: their names lie in a room above this one.
+    | {name for file in ("host.json", "adoption.json", "adopted.json") for name in (file, temporary_name(file))}
 )
+"""What a data directory may hold: no less than what a start takes (`logstore.refusals`)."""
 ANNOUNCED_PIECES: Final = 64
 """So many chunks in front of their check the disk is told of at most."""
 INDEX_AHEAD_BYTES: Final = 64 << 10

@@ -248,7 +248,7 @@ class Story:
         self._unanswered.clear()
         kill = Kill(victim, self._now_s())
         self.outcome.kills.append(kill)
-        self.tell(f"kill −9: {victim}", self._share)
+        self.tell(f"kill −9: {victim}; starting again", self._share)
         if "Spark" in victim and self._query is not None:
             self._query.kill()
             self._forget_state()

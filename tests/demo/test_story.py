@@ -73,7 +73,7 @@ def test_what_was_committed_before_a_kill_does_not_answer_it(tmp_path: Path) -> 
             for topic in ("purchases", "averages", "spendings"):
                 client.partitions(topic, create=True)
         story._kill("Spark and sidecar")
-        assert told == ["kill −9: Spark and sidecar"]
+        assert told == ["kill −9: Spark and sidecar; starting again"]
         assert len(story._results["averages"]) == 1
         assert story._follow() == 0
         assert story.outcome.kills[0].first_result_s is None
