@@ -460,7 +460,7 @@ def test_a_name_of_the_cluster_is_not_given_twice(shared: SharedCluster, tmp_pat
     with shared.lent() as cluster:
         assert isinstance(cluster.etcd, Etcd)
         place = ProcessPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
-        other = LocalHost("d", tmp_path, place, ["--node-id", "1"])
+        other = LocalHost("d", tmp_path, place, ["--node-id", "1", "--lease-s", "2"])  # it waits for three
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
 
