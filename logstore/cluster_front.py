@@ -115,7 +115,7 @@ async def _start(
         raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
     random, clock = SystemRandom(), SystemClock()
     limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
-    tier, directory = open_tier(settings.tier), str(settings.data_dir)
+    tier, directory = open_tier(settings.tier, report), str(settings.data_dir)
     local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, tier, directory)
     return await start(wanted, local)
 

@@ -31,7 +31,7 @@ from logstore import config
 from logstore.access.entries import LedgerEntries
 from logstore.base import service_manager
 from logstore.base.addresses import Address
-from logstore.base.certificates import follow_certificates, reload_certificates
+from logstore.base.certificates import LoadedTls, follow_certificates, reload_certificates
 from logstore.base.clock import Clock
 from logstore.base.collector import FullCollections
 from logstore.base.directory import locked_directory
@@ -209,7 +209,7 @@ async def _serve(settings: SidecarConfig) -> None:
             login = _authenticator(settings, callers, report)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
-            meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
+            meter = None if cluster is None else cluster.meter
             served = Served(engine, broker.engine.store, server, here, meter, tier)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
@@ -229,7 +229,8 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), cluster, coordinators, report, nursery)
+            certificates = (*(() if tls is None else (tls,)), *(() if cluster is None else cluster.certificates))
+            number = await _stop_signal(signals, certificates, cluster, coordinators, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -344,7 +345,7 @@ async def _end_at_signal(signals: AsyncIterator[int], report: Report, scope: tri
 
 async def _stop_signal(
     signals: AsyncIterator[int],
-    certificates: Sequence[ServerTls | None],
+    certificates: Sequence[LoadedTls],
     cluster: ClusterPart | None,
     coordinators: Sequence[Any],
     report: Report,
@@ -356,14 +357,13 @@ async def _stop_signal(
     async for number in signals:
         if number != signal.SIGHUP:
             return number
-        loaded = [each for each in certificates if each is not None]
         for coordinator in coordinators:
             coordinator.look_again()
         if cluster is not None:
             cluster.read_place_again()
-        elif not loaded and not coordinators:
+        elif not certificates and not coordinators:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
-        for tls in loaded:
+        for tls in certificates:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
 

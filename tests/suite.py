@@ -67,15 +67,16 @@ CORE = (
     *("topology", "calibration", "peace", "simulation"),
 )
 STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
+SERVICES = ("coordinator", "metadata", "monitoring", "sidecar", "kill9", "preloaded")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
     Part("crash", ("crash",), 480, 60 * 60, Lane.COMPUTE),
     Part("log", ("epochs", "log", "replica"), 420, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
-    Part("services", ("coordinator", "metadata", "monitoring", "sidecar", "kill9"), 600, 30 * 60, Lane.COMPUTE),
+    Part("services", SERVICES, 600, 30 * 60, Lane.COMPUTE),
     Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
-    Part("rest", (), 200, 30 * 60, Lane.COMPUTE),
+    Part("rest", (), 260, 3 * 60 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),

@@ -53,7 +53,7 @@ WHY = {
     "resident memory": "Connections, the tail (16 MiB) and what is in flight add up, with what the allocator keeps.",
     "the load generator": "The load was the limit in some cell: look at the processor time of a request there.",
     "refused": "What is left is the network: receiving, the event loop's turn, and sending.",
-    "seek": "A look-up goes to a reader thread and reads a batch; on a busy machine both wait for a processor.",
+    "seek": "Behind the restart the first look-up of each chunk loads its index on a thread: two in a hundred.",
 }
 """What is said in the results about a goal that falls short, by the beginning of its name."""
 

@@ -111,6 +111,6 @@ def _parse(key: str) -> Acl:
             Permission(permission),
         )
         check_acl(acl)
-    except (ValueError, TypeError, InvalidAcl) as error:
+    except (ValueError, TypeError, RecursionError, InvalidAcl) as error:
         raise CorruptFile(f"the ledger of ACLs has the key {key!r}, which is no ACL: {error}") from error
     return acl

@@ -79,7 +79,7 @@ def _entity(key: str) -> Entity:
         found: dict[str, Name] = {kind: DEFAULT if name is None else str(name) for kind, name in names.items()}
         entity = Entity(found.pop(USER, None), found.pop(CLIENT_ID, None))
         check_entity(entity)
-    except (ValueError, AttributeError, InvalidQuota) as error:
+    except (ValueError, AttributeError, RecursionError, InvalidQuota) as error:
         raise CorruptFile(f"the ledger of quotas has the key {key!r}, which names nobody: {error}") from error
     if found:
         raise CorruptFile(f"the ledger of quotas has the key {key!r} with more than a user and a client id")

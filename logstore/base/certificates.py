@@ -1,4 +1,4 @@
-"""Keeps the certificates of a server that runs as new as their files.
+"""Keeps the certificates of a process that runs as new as their files.
 
 Invariants: connections that are open keep the certificates that they were made with; files that cannot be used change
 nothing, and are reported once for each state that they are in. A certificate that ends soon is reported once, and once
@@ -7,7 +7,7 @@ more when it has ended.
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -15,7 +15,6 @@ from logstore.base.certificate_events import CERTIFICATE_EXPIRES, CERTIFICATES_L
 from logstore.base.clock import Clock
 from logstore.base.errors import TlsError
 from logstore.base.events import Report
-from logstore.base.tls import ServerTls
 
 CHECK_S: Final = 10.0
 """How often the files are looked at."""
@@ -23,20 +22,43 @@ NOTICE_MS: Final = 14 * 24 * 3600 * 1000
 """So long before its end a certificate is reported: authorities with short-lived ones have replaced it by then."""
 
 
-async def follow_certificates(tls: ServerTls, clock: Clock, report: Report) -> None:
+class LoadedTls(Protocol):
+    """What was loaded from files, and can be loaded again: `logstore.base.tls.ServerTls`, or `ClientTls` beside it."""
+
+    @property
+    def side(self) -> str:
+        """Whose certificates they are: `listeners`, `links`, `etcd`."""
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When the own certificate ends, in ms since the Unix epoch; None: nothing tells, or there is none."""
+
+    def reload(self, *, force: bool = False) -> bool:
+        """Load the files again if one has changed, or with `force`; whether they were. Blocks. Raises TlsError."""
+
+
+async def follow_certificates(tls: LoadedTls, clock: Clock, report: Report) -> None:
     """Load certificates that have changed, and report one that ends soon; never returns."""
     noticed = None
     while True:
-        noticed = note_expiry(tls.expires_ms, clock.wall_ms(), noticed, report)
+        noticed = note_expiry(tls.expires_ms, clock.wall_ms(), noticed, report, tls.side)
         await trio.sleep(CHECK_S)
         await reload_certificates(tls, report, force=False)
 
 
+_REFUSED: Final = {
+    (True, False): "clients will refuse it from then on",
+    (True, True): "clients refuse it",
+    (False, False): "new connections will be refused from then on",
+    (False, True): "new connections are refused",
+}
 Notice = tuple[int, bool]
 """What was reported of a certificate: its end, and whether that had passed."""
 
 
-def note_expiry(expires_ms: int | None, now_ms: int, noticed: Notice | None, report: Report) -> Notice | None:
+def note_expiry(
+    expires_ms: int | None, now_ms: int, noticed: Notice | None, report: Report, side: str = "listeners"
+) -> Notice | None:
     """Report a certificate that ends within NOTICE_MS, or has ended, unless `noticed` says that of it; returns what is
     noticed now.
     """
@@ -45,18 +67,18 @@ def note_expiry(expires_ms: int | None, now_ms: int, noticed: Notice | None, rep
     notice = (expires_ms, expires_ms <= now_ms)
     if notice != noticed:
         end = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat()
-        effect = "clients refuse it" if notice[1] else "clients will refuse it from then on"
-        report(CERTIFICATE_EXPIRES, at=end, effect=effect)
+        effect = _REFUSED[side == "listeners", notice[1]]
+        report(CERTIFICATE_EXPIRES, of=side, at=end, effect=effect)
     return notice
 
 
-async def reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:
+async def reload_certificates(tls: LoadedTls, report: Report, *, force: bool) -> None:
     """Load certificates if their files have changed, or with `force`; reports what came of it.
 
     A cancellation does not wait for the files: the file system that they are on may hang.
     """
     try:
         if await trio.to_thread.run_sync(partial(tls.reload, force=force), abandon_on_cancel=True):
-            report(CERTIFICATES_LOADED, effect="new connections get them")
+            report(CERTIFICATES_LOADED, of=tls.side, effect="new connections get them")
     except TlsError as error:
-        report(CERTIFICATES_UNUSABLE, error=str(error), effect="those loaded before stay in use")
+        report(CERTIFICATES_UNUSABLE, of=tls.side, error=str(error), effect="those loaded before stay in use")

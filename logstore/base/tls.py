@@ -10,6 +10,7 @@ Invariants:
 
 import os
 import ssl
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +29,8 @@ CIPHERS_BEFORE_1_3: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, those with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of this kind."""
 CERTIFICATES_ROOM: Final = "logstore.base.x509"
 """Loaded only where there is a certificate: what reads it takes 2 MB."""
-_Signature = tuple[tuple[int, int, int], ...]
+FileStates = tuple[tuple[int, int, int], ...]
+"""Of each file what changes when it is replaced or written."""
 
 
 class TlsFiles(NamedTuple):
@@ -46,9 +48,12 @@ class TlsFiles(NamedTuple):
 class ServerTls:
     """The context of new connections. Raises TlsError if the files cannot be used. Reads files, so it blocks."""
 
+    side = "listeners"
+    """Whose certificates log lines speak of."""
+
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._seen = self._signature()
+        self._seen = self._states()
         self.context = self._load()
         self.expires_ms: int | None = import_module(CERTIFICATES_ROOM).expiry_ms(files.certificate)
         """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
@@ -64,24 +69,17 @@ class ServerTls:
         Connections that exist keep their context. Raises TlsError once for each state of the files that cannot be used;
         the old context stays.
         """
-        signature = self._signature()
-        if signature == self._seen and not force:
+        states = self._states()
+        if states == self._seen and not force:
             return False
-        self._seen = signature  # before loading: files that change meanwhile are loaded again
+        self._seen = states  # before loading: files that change meanwhile are loaded again
         self.context = self._load()
         self.expires_ms = import_module(CERTIFICATES_ROOM).expiry_ms(self._files.certificate)
         return True
 
-    def _signature(self) -> _Signature:
-        """What changes when a file is replaced or written; a file that is missing counts as one state."""
-        states = []
-        for name in (self._files.certificate, self._files.key, self._files.key_password_file, self._files.client_ca):
-            try:
-                found = os.stat(name)
-                states.append((found.st_mtime_ns, found.st_size, found.st_ino))
-            except OSError:
-                states.append((0, 0, 0))
-        return tuple(states)
+    def _states(self) -> FileStates:
+        files = self._files
+        return file_states((files.certificate, files.key, files.key_password_file, files.client_ca))
 
     def _load(self) -> ssl.SSLContext:
         files = self._files
@@ -100,7 +98,7 @@ class ServerTls:
         files = self._files
         password = _password(files.key_password_file)
         try:
-            _read_whole(files.certificate, files.key)
+            read_whole(files.certificate, files.key)
             # An empty password, instead of none, keeps OpenSSL from asking for one at the terminal.
             context.load_cert_chain(files.certificate, files.key or None, password or b"")
         except OSError as error:  # ssl.SSLError is one
@@ -110,17 +108,17 @@ class ServerTls:
                 ) from error
             raise TlsError(
                 f"tls-certificate {files.certificate!r} with tls-key {files.key or files.certificate!r} cannot be "
-                f"used: {_reason(error)}; give PEM files that belong together"
+                f"used: {tls_reason(error)}; give PEM files that belong together"
             ) from error
 
     def _load_authorities(self, context: ssl.SSLContext) -> None:
         try:
-            _read_whole(self._files.client_ca)
+            read_whole(self._files.client_ca)
             context.load_verify_locations(self._files.client_ca)
         except OSError as error:
             raise TlsError(
-                f"tls-client-ca {self._files.client_ca!r} cannot be used: {_reason(error)}; give a PEM file with the "
-                "authorities of clients' certificates"
+                f"tls-client-ca {self._files.client_ca!r} cannot be used: {tls_reason(error)}; give a PEM file with "
+                "the authorities of clients' certificates"
             ) from error
 
 
@@ -132,6 +130,7 @@ class PeerTls(ServerTls):
     (`logstore.base.x509.certificate_names`).
     """
 
+    side = "links"
     client_context: ssl.SSLContext
 
     def __init__(self, files: TlsFiles) -> None:
@@ -154,7 +153,19 @@ class PeerTls(ServerTls):
         return server_context
 
 
-def _read_whole(*names: str) -> None:
+def file_states(names: Iterable[str]) -> FileStates:
+    """What changes when one of these files is replaced or written; a file that is missing counts as one state."""
+    states = []
+    for name in names:
+        try:
+            found = os.stat(name)
+            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
+        except OSError:
+            states.append((0, 0, 0))
+    return tuple(states)
+
+
+def read_whole(*names: str) -> None:
     """Read files, before OpenSSL does it. Raises OSError.
 
     OpenSSL reads through the C library, whose `exit` waits for all readers (glibc since 2.41): while a file system
@@ -178,10 +189,10 @@ def _password(path: str) -> bytes:
     try:
         return Path(path).read_bytes().rstrip(b"\r\n")
     except OSError as error:
-        raise TlsError(f"tls-key-password-file {path!r} cannot be read: {_reason(error)}") from error
+        raise TlsError(f"tls-key-password-file {path!r} cannot be read: {tls_reason(error)}") from error
 
 
-def _reason(error: OSError) -> str:
+def tls_reason(error: OSError) -> str:
     """OpenSSL's reason, or the operating system's."""
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no PEM file").lower().replace("_", " ")

@@ -2,7 +2,8 @@
 
 Invariants: the server's certificate is always checked; a server that cannot be trusted, or that refuses the login, is
 no matter of trying again, so it raises SecurityFailed, which holds no secret; a SCRAM server must prove that it knows
-the password too.
+the password too. Certificates whose files have changed are loaded before the next connection; files that cannot be
+used then leave those loaded before in use.
 
 Sources: RFC 5802 by the package scramp, RFC 4616, KIP-152.
 """
@@ -11,11 +12,14 @@ import os
 import socket
 import ssl
 import struct
+from functools import partial
 from typing import Final
 
 from scramp import ScramClient, ScramException
 
 from logstore.base.addresses import Address
+from logstore.base.client_tls import context_that_looks
+from logstore.base.events import ignore
 from logstore.client.errors import SecurityFailed
 from logstore.client.network import Network
 from logstore.client.security import ClientSecurity, SaslSecurity, TlsSecurity
@@ -39,7 +43,7 @@ class SecureNetwork:
         self._network = network
         self._sasl = security.sasl
         self._client_id = client_id
-        self._tls = None if security.tls is None else _context(security.tls)
+        self._tls = None if security.tls is None else _following(security.tls)
 
     def connect(self, address: Address, timeout_s: float) -> socket.socket:
         """A connected, encrypted and logged-in socket. Raises OSError, SecurityFailed."""
@@ -75,6 +79,14 @@ def _encrypted(context: ssl.SSLContext, connection: socket.socket, address: Addr
     except ssl.SSLError as error:
         reason = (error.reason or "the connection ended").lower().replace("_", " ")
         raise SecurityFailed(f"{address} does not shake hands by TLS: {reason}; is its listener SSL?") from error
+
+
+def _following(tls: TlsSecurity) -> ssl.SSLContext:
+    """A context that is as new as the files, if there are any. Raises InvalidConfig."""
+    names = [name for name in (tls.authorities_file, tls.certificate_file) if name]
+    if not names:
+        return _context(tls)
+    return context_that_looks(partial(_context, tls), names, ignore, side="client")
 
 
 def _context(tls: TlsSecurity) -> ssl.SSLContext:

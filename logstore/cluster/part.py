@@ -4,18 +4,18 @@ Invariant: a sidecar that is alone loads this module, and nothing that needs the
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import NamedTuple, Protocol
 
 import trio
 
+from logstore.base.certificates import LoadedTls
 from logstore.base.clock import Clock
 from logstore.base.copy_slots import SlotDesk
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
-from logstore.base.tls import PeerTls
 from logstore.cluster.epochs.epochs_home import EpochsHome, StagingLimits
 from logstore.cluster.epochs.reader_holds import ReaderHolds
 from logstore.cluster.epochs.readers_home import ReadersHome
@@ -124,8 +124,8 @@ class ClusterPart(Protocol):
         """Read again where this host is, soon."""
 
     @property
-    def tls(self) -> PeerTls | None:
-        """The certificates of links; None: links are plain."""
+    def certificates(self) -> Sequence[LoadedTls]:
+        """Those of links and of connections to the metadata store, as far as there are any."""
 
     @property
     def tier(self) -> TierMeter | None:

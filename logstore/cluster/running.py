@@ -6,7 +6,7 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.addresses import parse_address
-from logstore.base.certificates import follow_certificates
+from logstore.base.certificates import LoadedTls, follow_certificates
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
-from logstore.base.metadata.etcd.store import open_etcd
+from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
@@ -78,15 +78,15 @@ otherwise.
 
 
 class Views(NamedTuple):
-    """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies, and what a
-    host does that was refused.
+    """What operators ask of the cluster, who may do what, the certificates of links and of connections to etcd,
+    where this host is, the tier (None: there is none), the metadata store, where hosts ask for slots for their copies,
+    and what a host does that was refused.
     """
 
     survey: Survey
     meter: HostMeter
     access: StoredAccess
-    tls: PeerTls | None
+    certificates: Sequence[LoadedTls]
     own_place: OwnPlace
     tier: TierMeter | None
     metadata: MetadataStore
@@ -113,9 +113,8 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata, self.slots = views[
-            :8
-        ]
+        self.survey, self.meter, self.access, self.certificates, self._own_place, self.tier = views[:6]
+        self.metadata, self.slots = views.metadata, views.slots
         self._give_back = views.give_back
         self._glances = GlanceTaker(host, views.survey)
         self._farewell = trio.Event()
@@ -194,10 +193,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     metadata: MetadataStore = await nursery.start(
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
+    tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
+    certificates = _followed((tls, metadata.tls if isinstance(metadata, EtcdMetadataStore) else None), local)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
-    tls = _peer_tls(settings, local)
     own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
     links = HostLinks(own)
     link = await nursery.start(links.serve, settings.listen)
@@ -251,9 +251,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
     slots = _ask_for_slots(host, metadata, links, membership, nursery)
-    views = Views(
-        survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata, slots, give_back
-    )
+    tier = _start_tier(local, topics, host, age)
+    views = Views(survey, meter, access, certificates, own_place, tier, metadata, slots, give_back)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
@@ -273,13 +272,12 @@ async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery
     await access.complete()
 
 
-def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
-    """TLS of the links between hosts, whose files are followed from now on; None without a certificate."""
-    if not settings.security.peer.certificate:
-        return None
-    tls = PeerTls(settings.security.peer)
-    local.nursery.start_soon(follow_certificates, tls, local.clock, local.report)
-    return tls
+def _followed(loaded: Iterable[LoadedTls | None], local: LocalParts) -> Sequence[LoadedTls]:
+    """What is there of these; its files are followed from now on."""
+    certificates = [each for each in loaded if each is not None]
+    for each in certificates:
+        local.nursery.start_soon(follow_certificates, each, local.clock, local.report)
+    return certificates
 
 
 def _is_away(metadata: MetadataStore) -> bool:

@@ -198,12 +198,14 @@ def log_record(record: ControlRecord) -> Begin | End | None:
     """A control record as BEGIN or END, or None if it has another type. Raises CorruptBatch."""
     kind, fields, payload = record
     if kind == BEGIN_TYPE:
-        attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))
+        attempts = fields.get("attempts", [])
+        if not isinstance(attempts, list):
+            raise CorruptBatch(f"control record field attempts is {attempts!r}, not a list")
         return Begin(
             _text(fields, "query"),
             _integer(fields, "epoch"),
             _integer(fields, "run"),
-            attempts,
+            tuple(map(str, attempts)),
             _integer(fields, "byte_count"),
             _integer(fields, "batch_count"),
         )

@@ -34,7 +34,7 @@ else
 """
 _BLOCK_1 = struct.Struct(">4sHHIqqqI")
 """Version 1 lacks the time written."""
-_START = struct.Struct(">4sH")
+_VERSION_AT = len(MAGIC)
 ENTRY = struct.Struct(">qqqII")
 """base offset, running maximum timestamp before it, position, CRC field of the batch there, flags"""
 CONTROL_FLAG = 1
@@ -95,9 +95,10 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
     """
     blocks: list[IndexBlock] = []
     position = 0
-    for head, body, end in _intact(memoryview(buffer)):
+    for (durable_end, next_offset, max_timestamp, *written), body, end in _intact(memoryview(buffer)):
         position = end
-        blocks.append(head._replace(entries=list(map(IndexEntry._make, ENTRY.iter_unpack(body)))))
+        entries = list(map(IndexEntry._make, ENTRY.iter_unpack(body)))
+        blocks.append(IndexBlock(durable_end, next_offset, max_timestamp, entries, *written))
     return blocks, position
 
 
@@ -136,11 +137,11 @@ def decode_columns(buffer: Buffer) -> IndexColumns:
     """
     end = durable_end = 0
     is_sealed = False
-    bodies: list[memoryview] = []
-    for head, body, behind in _intact(memoryview(buffer)):
-        bodies.append(body)
-        end, durable_end, is_sealed = behind, head.durable_end, not body
-    entries = b"".join(bodies)
+    gathered = bytearray()
+    for ends, body, behind in _intact(memoryview(buffer)):
+        gathered += body
+        end, durable_end, is_sealed = behind, ends[0], not body
+    entries = bytes(gathered)
     words = array("q", entries)
     if sys.byteorder == "little":
         words.byteswap()
@@ -165,25 +166,29 @@ def _chosen(column: array[int], chosen: bytes) -> array[int]:
     return column if all(chosen) else array("q", compress(column, chosen))
 
 
-def _intact(view: memoryview) -> Iterator[tuple[IndexBlock, memoryview, int]]:
-    """Each block without its entries, their bytes, and the position after them, up to the first invalid block."""
+def _intact(view: memoryview) -> Iterator[tuple[Sequence[int], memoryview, int]]:
+    """The numbers of each block from the durable end on, its entries' bytes, and the position after them, up to the
+    first invalid block. An index has a block for each write of its chunk, so what is done for each is little.
+    """
     position = last_durable = last_offset = 0
-    while position + _BLOCK_1.size <= len(view):
-        magic, version = _START.unpack_from(view, position)
+    size = len(view)
+    while position + _BLOCK_1.size <= size:
+        version = view[position + _VERSION_AT] << 8 | view[position + _VERSION_AT + 1]
         layout = _BLOCK_1 if version == 1 else BLOCK
         body_at = position + layout.size
-        if magic != MAGIC or body_at > len(view):
+        if body_at > size:
             return
-        _, _, _, count, durable_end, next_offset, max_timestamp, *written, crc = layout.unpack_from(view, position)
+        magic, _, _, count, *ends, crc = layout.unpack_from(view, position)
         end = body_at + count * ENTRY.size
-        if end > len(view):
+        if magic != MAGIC or end > size:
             return
-        if crc32c(view[body_at:end], crc32c(view[position : body_at - _CRC_BYTES])) != crc:
+        body = view[body_at:end]
+        if crc32c(body, crc32c(view[position : body_at - _CRC_BYTES])) != crc:
             return
         if version not in (1, VERSION):
             raise UnknownFormatVersion(f"index block version {version} is newer than {VERSION}; upgrade Cairn")
+        durable_end, next_offset = ends[0], ends[1]
         if durable_end < last_durable or next_offset < last_offset:
             return
-        written_ms = written[0] if written else UNKNOWN_TIME
-        yield IndexBlock(durable_end, next_offset, max_timestamp, (), written_ms), view[body_at:end], end
+        yield ends, body, end
         position, last_durable, last_offset = end, durable_end, next_offset

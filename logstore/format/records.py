@@ -152,6 +152,47 @@ def iterate_times(records: memoryview, header: BatchHeader) -> Iterator[tuple[in
         at = end
 
 
+def first_since(
+    records: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int
+) -> tuple[int, int] | None:
+    """The first pair of `iterate_times` with this timestamp or a later one, and this offset or a later one; None if
+    there is none. A look-up passes many records, so of those before it no more than length and time are decoded, and
+    the usual sizes of varints without a call for each.
+
+    Raises CorruptBatch if one of these is malformed, or if the bytes end before the records do.
+    """
+    if header.has_log_append_time:
+        offset = max(header.base_offset, from_offset)
+        is_there = header.max_timestamp >= timestamp_ms and offset < header.base_offset + header.record_count
+        return (offset, header.max_timestamp) if is_there else None
+    wanted_delta = timestamp_ms - header.base_timestamp
+    size, at = len(records), 0
+    for _ in range(header.record_count):
+        if at + 1 < size and (records[at] < 0x80 or records[at + 1] < 0x80):
+            byte = records[at]
+            encoded = byte if byte < 0x80 else byte & 0x7F | records[at + 1] << 7
+            length, at = (encoded >> 1) ^ -(encoded & 1), at + (1 if byte < 0x80 else 2)
+        else:
+            length, at = read_varint(records, at)
+        if length < 1:
+            raise CorruptBatch(f"record length {length} at {at} cannot be")
+        end = at + length
+        at += 1  # the attributes
+        if at + 1 < size and ((byte := records[at]) < 0x80 or records[at + 1] < 0x80):
+            encoded = byte if byte < 0x80 else byte & 0x7F | records[at + 1] << 7
+            delta, at = (encoded >> 1) ^ -(encoded & 1), at + (1 if byte < 0x80 else 2)
+        else:
+            delta, at = read_varint(records, at)
+        if at >= size:
+            raise CorruptBatch(f"the records end at {size}, inside of one")
+        if delta >= wanted_delta:
+            offset_delta, _ = read_varint(records, at)
+            if header.base_offset + offset_delta >= from_offset:
+                return header.base_offset + offset_delta, header.base_timestamp + delta
+        at = end
+    return None
+
+
 def _decode_body(body: memoryview, base_offset: int, base_timestamp: int) -> Record:
     timestamp_delta, at = read_varint(body, 1)
     offset_delta, at = read_varint(body, at)

@@ -138,7 +138,7 @@ def decode_entry(base_offset: int, value: bytes, where: str) -> TieredChunk:
             None if producers is None else _stored(producers),
             int(entry["epoch"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptFile(
             f"{where}: {value[:200]!r} is no chunk of the tier ({error!r}); restore the ledger"
         ) from error

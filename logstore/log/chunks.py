@@ -133,6 +133,15 @@ class SparseIndex:
         at = bisect_left(self.max_before, timestamp_ms) - 1
         return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
+    def stretch_bytes(self, start: tuple[int, int] | None, size_bytes: int) -> int:
+        """Bytes from a batch with an entry (None: the chunk's first) up to the next plain entry, or to the end of the
+        chunk's `size_bytes`.
+        """
+        position = 0 if start is None else start[0]
+        count = len(self.offsets)
+        at = bisect_right(self.positions, position, hi=count)
+        return (self.positions[at] if at < count else size_bytes) - position
+
     def controls_down(self, from_offset: int, before_offset: int, view: "ChunkView") -> Iterator[ControlPlace]:
         """The control batches from `from_offset` up to, not including, `before_offset`, newest first."""
         offsets, positions, plain = self.control_offsets, self.control_positions, self.positions

@@ -60,7 +60,7 @@ def decode_reader(name: str, value: bytes) -> ReaderEntry:
         begun = (entry["group"], positions, entry["acknowledged_ms"], released)
         state, number = str(entry.get("state", "")), int(entry.get("run_number", 0))
         return ReaderEntry(name, *begun, state, number, held=dict(positions))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptFile(
             f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"
         ) from error

@@ -23,7 +23,7 @@ from logstore.format.batch import (
 from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
-from logstore.format.records import iterate_times
+from logstore.format.records import first_since, iterate_times
 from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 from logstore.log.tail import TailEntry
@@ -341,16 +341,32 @@ def find_timestamp(
     Trusts the latest timestamp in a batch's header; decompresses compressed batches. Raises CorruptChunk; with
     `max_records`, NotQuick at a batch that has more records, or is compressed.
     """
-    start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
-    for found in walk_batches(fs, view, start, from_offset, SEEK_READ_BYTES):
+    index = load_index(fs, cache, view)
+    start = index.position_before_timestamp(timestamp_ms)
+    # The record is in front of the next entry: one piece holds it, unless batches are large.
+    stretch_bytes = index.stretch_bytes(start, view.size_bytes)
+    window_bytes = stretch_bytes if SEEK_READ_BYTES < stretch_bytes <= QUICK_LOOK_UP_BYTES else SEEK_READ_BYTES
+    for found in walk_batches(fs, view, start, from_offset, window_bytes):
         header = found.header
         if not header.is_control and header.max_timestamp >= timestamp_ms:
             if max_records is not None and (header.compression or header.record_count > max_records):
                 raise NotQuick(view.log_path)
-            for moment in _times(found, from_offset):
-                if moment.timestamp >= timestamp_ms:
-                    return moment
+            moment = _first_since(found, timestamp_ms, from_offset)
+            if moment is not None:
+                return moment
     return None
+
+
+def _first_since(found: FoundBatch, timestamp_ms: int, from_offset: int) -> TimeFound | None:
+    """The first record of a batch at or after `from_offset` with this timestamp or a later one."""
+    if not found.header.compression:
+        try:
+            first = first_since(found.buffer[HEADER_BYTES:], found.header, timestamp_ms, from_offset)
+        except CorruptBatch:
+            pass  # how far the batch can be read, the walk over all its records says
+        else:
+            return None if first is None else TimeFound(*first)
+    return next((moment for moment in _times(found, from_offset) if moment.timestamp >= timestamp_ms), None)
 
 
 def find_newest(fs: ReadableFiles, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:

@@ -134,7 +134,7 @@ def decode_noted(value: bytes, directory: str) -> NotedReplica:
             proven = ChunkPrefix(*map(int, fields["proven"]))
             is_damaged = bool(fields.get("damaged", False))
             return NotedReplica(int(fields["base"]), proven, bool(fields["sealed"]), place, is_damaged)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise CorruptFile(f"the ledger of replicas is damaged at {directory}: {error!r}; report this") from error
     raise UnknownFormatVersion(f"{directory}: the ledger has an entry of version {version!r}; start a newer Cairn")
 

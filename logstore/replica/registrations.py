@@ -467,7 +467,7 @@ def decode_changes(known: StreamRegistration, entries: Entries) -> StreamRegistr
         return None
 
 
-_DAMAGES: Final = (KeyError, IndexError, TypeError, ValueError, AssertionError)
+_DAMAGES: Final = (KeyError, IndexError, TypeError, ValueError, OverflowError, AssertionError)
 """What entries that are no registration can raise."""
 
 
@@ -503,7 +503,7 @@ def decode_head(value: bytes) -> StreamHead:
         sealed = int(head["sealed"][0])
         log_start = _since_version_2(head, "start", 0)
         return StreamHead(copies, min_copies, int(head["epoch"]), OwnerId(host, start), open_chunk, sealed, log_start)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise CorruptRegister(f"the head of a stream's registration is damaged ({error}); restore it") from error
 
 
@@ -525,7 +525,7 @@ def _sealed(name: str, value: bytes | ChunkRegistration) -> ChunkRegistration:
     fields = _fields(name, value)
     try:
         return _chunk(fields)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise CorruptRegister(f"entry {name} of a stream's registration is damaged ({error}); restore it") from error
 
 

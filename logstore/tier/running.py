@@ -9,6 +9,7 @@ from random import SystemRandom
 
 import trio
 
+from logstore.base.events import Report, ignore
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
 from logstore.tier.hdfs import HdfsObjects, HdfsSettings
@@ -30,15 +31,17 @@ def start_tier(
     nursery: trio.Nursery,
 ) -> TierService:
     """The tier, which runs in the nursery. Raises ConfigError for settings that cannot be used."""
-    stores = open_tier(settings)
+    stores = open_tier(settings, engine.store.report)
     service = TierService(engine, files, stores, new_id, nursery)
     nursery.start_soon(service.run)
     return service
 
 
-def open_tier(settings: TierSettings) -> TierStores:
-    """The object store, and who gives leave to store. Raises ConfigError for settings that cannot be used."""
-    turns, table = _planned(settings)
+def open_tier(settings: TierSettings, report: Report = ignore) -> TierStores:
+    """The object store, and who gives leave to store; `report` is told, by any thread, of certificates. Raises
+    ConfigError for settings that cannot be used.
+    """
+    turns, table = _planned(settings, report)
     objects = HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas), table)
     return TierStores(objects, turns, settings.uploads, settings.cache_bytes)
 
@@ -48,19 +51,19 @@ def open_objects(settings: TierSettings) -> HdfsObjects:
     return HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas))
 
 
-def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
+def _planned(settings: TierSettings, report: Report) -> tuple[UploadTurns, PlanTable | None]:
     access = settings.planned
     if access is None:
         return NoTurns(), None
     try:
-        return _turns(access, settings.replicas), PlanTable(access.plans, _text(access.plan_token_file))
+        return _turns(access, settings.replicas, report), PlanTable(access.plans, _text(access.plan_token_file))
     except SchedulerError as error:
         raise ConfigError(f"tier: {error}") from error
 
 
-def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
+def _turns(access: PlanAccess, replicas: int, report: Report) -> PeaceTurns:
     token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
-    trusted = client_tls(access.coordinator_ca_file, access.coordinator_certificate_file)
+    trusted = client_tls(access.coordinator_ca_file, access.coordinator_certificate_file, report)
     client = CoordinatorClient(access.coordinator, token=token, ca_file=trusted)
     return PeaceTurns(client, access.host, replicas, SystemRandom())
 

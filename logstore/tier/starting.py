@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from logstore.base.events import Report
 from logstore.base.packages import how_to_get
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
@@ -38,11 +39,13 @@ def start_tier(
     return tier
 
 
-def open_tier(settings: TierSettings | None) -> TierStores | None:
-    """What a tier stands on, for a host of a cluster; None if there is none. Raises ConfigError."""
+def open_tier(settings: TierSettings | None, report: Report) -> TierStores | None:
+    """What a tier stands on, for a host of a cluster; None if there is none. `report` is told of certificates. Raises
+    ConfigError.
+    """
     if settings is None:
         return None
-    stores: TierStores = _room().open_tier(settings)
+    stores: TierStores = _room().open_tier(settings, report)
     return stores
 
 

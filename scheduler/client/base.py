@@ -18,6 +18,7 @@ from scheduler.client import core
 from scheduler.client.addresses import AddressRound, Url, parse_addresses
 from scheduler.client.core import ApiRequest, QueuePlace
 from scheduler.client.errors import RequestCancelled, RequestFailed
+from scheduler.client.tls import client_tls
 
 ENDS = ("finished", "cancelled", "failed")
 
@@ -117,7 +118,8 @@ class BaseRequest(Generic[GoType]):
 class BaseClient(ABC):
     """The settings of a client. `url`: the coordinator's address, or several with commas between them. `token` and
     `ca_file` are those that the coordinator was started with; in place of the file a context may be given, with a
-    certificate of the client if the coordinator wants one.
+    certificate of the client if the coordinator wants one. A file that changes is read again before the next
+    connection (`client_tls`).
 
     `timeout_s`: how long connecting, or an answer, may take, of all addresses together; `patience_s`: how long a
     request is sent again from its first failure on; `poll_s`: how long the coordinator holds a request for events.
@@ -147,7 +149,7 @@ class BaseClient(ABC):
         elif isinstance(ca_file, ssl.SSLContext):
             self._tls = ca_file
         else:
-            self._tls = ssl.create_default_context(cafile=ca_file)
+            self._tls = client_tls(str(ca_file or ""), "") or ssl.create_default_context()
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._random = random or SystemRandom()

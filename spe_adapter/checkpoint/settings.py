@@ -159,14 +159,16 @@ def open_sink_to_read(
     return open_sink(replace(settings, plans="", plans_token_file=""), report, patience_s)
 
 
-def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:
-    """A client of the settings' coordinator, None without one. Raises CheckpointUrlRefused, CoordinatorError."""
+def open_coordinator(settings: CheckpointSettings, report: Report = ignore) -> CoordinatorClient | None:
+    """A client of the settings' coordinator, None without one. `report`: see `client_tls`. Raises
+    CheckpointUrlRefused, CoordinatorError.
+    """
     if not settings.coordinator:
         return None
     return CoordinatorClient(
         settings.coordinator,
         token=read_token(settings.coordinator_token_file),
-        ca_file=client_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file),
+        ca_file=client_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file, report),
         patience_s=COORDINATOR_PATIENCE_S,
     )
 

@@ -48,7 +48,7 @@ def open_site(
     CoordinatorError.
     """
     sink = open_sink(settings, report)
-    client = open_coordinator(settings)
+    client = open_coordinator(settings, report)
     tools = ManagerTools(
         sink,
         None if client is None else PeaceRequests(client, settings.host, settings.replicas, owner=owner),

@@ -70,7 +70,7 @@ from logstore.format.ledger_frame import (
     encode_frame,
     scan_frames,
 )
-from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
+from logstore.format.records import Record, decode_batch, encode_batch, first_since, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, decode_snapshots, encode_snapshot
 
 RECORDS = [
@@ -500,6 +500,47 @@ def test_times_of_appends_are_the_header_s() -> None:
     header = header._replace(attributes=header.attributes | TIMESTAMP_TYPE_BIT, max_timestamp=77)
     expected = [(41 + number, 77) for number in range(len(RECORDS))]
     assert list(iterate_times(memoryview(batch)[HEADER_BYTES:], header)) == expected
+
+
+@given(
+    deltas=st.lists(st.integers(-10_000, 10_000) | st.integers(-(2**40), 2**40), min_size=1, max_size=20),
+    sizes=st.lists(st.integers(0, 200) | st.just(20_000), min_size=20, max_size=20),
+    wanted=st.integers(-2, 2),
+    offset=st.integers(38, 62),
+    cut=st.just(0) | st.integers(0, 300),
+    is_append_time=st.booleans(),
+    data=st.data(),
+)
+def test_a_look_up_finds_what_a_walk_over_all_times_does(
+    deltas: list[int],
+    sizes: list[int],
+    wanted: int,
+    offset: int,
+    cut: int,
+    is_append_time: bool,
+    data: st.DataObject,
+) -> None:
+    """Varints of any size, records of any order, from any offset on; bytes that end early are refused by both."""
+    at_ms = 1_700_000_000_000
+    records = [Record(0, at_ms + delta, None, bytes(size)) for delta, size in zip(deltas, sizes, strict=False)]
+    batch = encode_batch(records, base_offset=41)
+    header = parse_header(batch)
+    if is_append_time:
+        header = header._replace(attributes=header.attributes | TIMESTAMP_TYPE_BIT)
+    content = memoryview(batch)[HEADER_BYTES : len(batch) - cut]
+    time_ms = at_ms + data.draw(st.sampled_from(deltas)) + wanted
+
+    def by_walk() -> tuple[int, int] | None:
+        times = iterate_times(content, header)
+        return next((found for found in times if found[0] >= offset and found[1] >= time_ms), None)
+
+    try:
+        expected = by_walk()
+    except CorruptBatch:
+        with pytest.raises(CorruptBatch):
+            first_since(content, header, time_ms, offset)
+    else:
+        assert first_since(content, header, time_ms, offset) == expected
 
 
 def test_a_commit_record_of_as_many_values_as_a_request_may_have_is_read_again() -> None:

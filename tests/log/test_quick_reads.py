@@ -259,6 +259,19 @@ async def test_look_ups_find_the_same_both_ways(tmp_path: Path) -> None:
         assert quick[-1] is None
 
 
+async def test_a_look_up_reads_once_what_the_index_says(tmp_path: Path) -> None:
+    """Batches of 100 KB: the one that has the moment is read, with its header, by one read of its size."""
+    async with opened(tmp_path, segment_bytes=8 << 20) as log:
+        await log.append(*(plain(number, 100_000) for number in range(5)))
+        sizes = [len(plain(number, 100_000)) for number in range(5)]
+        for number in (0, 2, 4):
+            log.files.quick.clear()
+            found = await log.engine.find_timestamp(log.stream, FIRST_TIMESTAMP + 10 * number)
+            assert found is not None
+            assert (found.offset, found.timestamp) == (number, FIRST_TIMESTAMP + 10 * number)
+            assert (log.files.slow, log.files.quick) == ([], [sizes[number]])
+
+
 @pytest.mark.parametrize("kind", ["compressed", "many records"])
 async def test_a_batch_that_takes_long_is_searched_on_a_thread(tmp_path: Path, kind: str) -> None:
     """Decompressing, or a walk over many records, does not keep the event loop; the result is exact all the same."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +29,8 @@ class Sidecar:
         self.flags: Sequence[str] = flags
         self.port = port or free_port()
         self.protocol = protocol
+        self.environment: Mapping[str, str] = {}
+        """More for its environment, from the next start on."""
         self.ready_line = ""
         self._process: subprocess.Popen[str] | None = None
         self._stderr = tempfile.NamedTemporaryFile(mode="w+", prefix="cairn-stderr-", suffix=".log")  # noqa: SIM115
@@ -76,7 +78,7 @@ class Sidecar:
 
     def start(self) -> None:
         """Start it and wait until it says that it is ready. Raises RuntimeError with its log if it does not."""
-        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1", **self.environment}
         self._process = subprocess.Popen(
             self.command(), stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=environment
         )

@@ -192,7 +192,7 @@ def decode_generation(group_id: str, value: bytes, rejoined: Iterable[bytes]) ->
             leader_id=leader_id,
             members=found,
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, False
     is_whole = len(group.members) == len(found) > 0 and group.leader_id in group.members
     return (group, is_large) if is_whole else (None, False)

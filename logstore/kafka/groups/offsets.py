@@ -208,7 +208,7 @@ def _dump(committed: CommittedOffset) -> bytes:
 def _load(key: str, value: bytes) -> dict[str, object]:
     try:
         loaded = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the ledger of groups: the value of {key!r} is not JSON") from error
     if not isinstance(loaded, dict):
         raise CorruptFile(f"the ledger of groups: the value of {key!r} is not an object")

@@ -199,7 +199,7 @@ def number(answer: Json, name: str) -> int:
     found = answer.get(name, "0")
     try:
         return int(found)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadAnswer(f"{name}={found!r} is no number") from error
 
 

@@ -12,6 +12,7 @@ from logstore.base.errors import FieldError, TlsError
 from logstore.base.fields import refuse
 from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.interface import check_key
+from logstore.base.tls import read_whole, tls_reason
 
 MAX_ENDPOINTS: Final = 16
 
@@ -28,16 +29,18 @@ class EtcdTls(NamedTuple):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
+            read_whole(self.ca)
             context.load_verify_locations(self.ca)
         except OSError as error:
-            raise TlsError(f"etcd-ca {self.ca!r} cannot be used: {error.strerror}; give a PEM file") from error
+            raise TlsError(f"etcd-ca {self.ca!r} cannot be used: {tls_reason(error)}; give a PEM file") from error
         if self.certificate:
             try:
+                read_whole(self.certificate, self.key)
                 context.load_cert_chain(self.certificate, self.key or None, b"")
             except OSError as error:
                 raise TlsError(
                     f"etcd-certificate {self.certificate!r} with etcd-key {self.key or self.certificate!r} cannot be "
-                    f"used: {error.strerror}; give PEM files that belong together"
+                    f"used: {tls_reason(error)}; give PEM files that belong together"
                 ) from error
         return context
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Final
 
+from logstore.base.client_tls import ClientTls
 from logstore.base.events import Report
 from logstore.base.metadata.errors import InvalidMetadataCall, LeaseEnded, MetadataUnavailable
 from logstore.base.metadata.etcd.messages import (
@@ -75,6 +76,11 @@ class EtcdMetadataStore:
     def statistics(self) -> MetadataStatistics:
         """See MetadataStore."""
         return self._transport.statistics
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """The files of new connections, which somebody may follow; None: there are none."""
+        return self._transport.tls
 
     async def get(self, key: str) -> Reading:
         """See MetadataStore."""

@@ -12,6 +12,8 @@ Invariants:
 * Answers of another cluster than the first one's are refused.
 * Answers are bounded by MAX_ANSWER_BYTES, connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * Nothing is taken from the environment, such as a proxy.
+* A new connection has the certificates that were loaded last (`EtcdTransport.tls`). Connections that stand live on:
+  watches, and leases that are kept over them, do not notice.
 """
 
 import json
@@ -25,6 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
+from logstore.base.client_tls import ClientTls
 from logstore.base.events import Report
 from logstore.base.metadata.errors import (
     InvalidMetadataCall,
@@ -54,7 +57,7 @@ from logstore.base.metadata.etcd.messages import (
     parse,
     stream_answer,
 )
-from logstore.base.metadata.etcd.settings import EtcdSettings
+from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.events import METADATA_AWAY, METADATA_BACK
 from logstore.base.metadata.interface import MetadataStatistics
 
@@ -114,8 +117,11 @@ class EtcdTransport:
         settings: EtcdSettings,
         random: Random,
         report: Report,
+        tls: ClientTls | None = None,
     ) -> None:
         self.settings = settings
+        self.tls = tls
+        """The files of new connections, which somebody may follow; None: there are none."""
         self.statistics = MetadataStatistics()
         self.limits = AttemptLimits(settings.attempt_s, settings.longest_attempt_s)
         self._clients = clients
@@ -396,14 +402,19 @@ class _Content(httpx.AsyncByteStream):
 @asynccontextmanager
 async def open_transport(settings: EtcdSettings, random: Random, report: Report) -> AsyncIterator[EtcdTransport]:
     """A transport with a client of its own. Raises TlsError. Nothing is sent yet."""
-    tls = any(endpoint.startswith("https:") for endpoint in settings.endpoints)
-    context = settings.tls.context() if settings.tls else ssl.create_default_context() if tls else False
+    is_encrypted = any(endpoint.startswith("https:") for endpoint in settings.endpoints)
+    tls = _loaded(settings.tls) if settings.tls else None
+    context = tls.context if tls else ssl.create_default_context() if is_encrypted else False
     async with (
         _client(context, MAX_CONNECTIONS) as calls,
         _client(context, MAX_WATCHES) as streams,
         _client(context, LEASE_CONNECTIONS) as leases,
     ):
-        yield EtcdTransport(EtcdClients(calls, streams, leases), settings, random, report)
+        yield EtcdTransport(EtcdClients(calls, streams, leases), settings, random, report, tls)
+
+
+def _loaded(files: EtcdTls) -> ClientTls:
+    return ClientTls(files.context, files, side="etcd", certificate=files.certificate)
 
 
 def _client(context: ssl.SSLContext | bool, connections: int) -> httpx.AsyncClient:
