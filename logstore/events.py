@@ -54,6 +54,7 @@ GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 # ---- clusters
 
 CLUSTER_JOINED: Final = LogEvent("cluster_joined")
+HOST_NAME_AWAITED: Final = LogEvent("host_name_awaited")
 CLUSTER_LEFT: Final = LogEvent("cluster_left", Level.WARNING)
 PLACE_CHANGED: Final = LogEvent("place_changed")
 PLACE_UNREADABLE: Final = LogEvent("place_unreadable", Level.ERROR)

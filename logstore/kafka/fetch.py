@@ -286,11 +286,11 @@ async def _diverging(
     broker: Broker, stream: ServedStream, wanted: FetchPartition, patience: ReadPatience
 ) -> LeaderEpochEnd | None:
     """Where a client's records part from the stream's, by the epoch of the last one that it has; None: they do not.
-    Raises OffsetOutOfRange if the stream does not have the epoch, as Kafka does; CairnError.
+    Raises OffsetOutOfRange if the stream does not have the epoch, or no longer the offset, as Kafka does; CairnError.
+    An offset behind the end is that of a client that has more than the stream.
     """
-    stream.check_offset(wanted.offset)
     end = await broker.engine.end_of_epoch(stream, wanted.last_epoch, patience)
-    if end is None:
+    if end is None or wanted.offset < stream.log_start_offset:
         raise OffsetOutOfRange(stream.name, wanted.offset, stream.log_start_offset, stream.high_watermark)
     return end if end.leader_epoch < wanted.last_epoch or end.end_offset < wanted.offset else None
 

@@ -73,7 +73,9 @@ def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) ->
             held = leases()
             with subprocess.Popen(second, stdout=two, stderr=two) as joining:
                 try:
-                    until(lambda: leases() > held, what="the second host has a lease")
+                    log = tmp_path / "two.log"
+                    until(lambda: "event=host_name_awaited" in log.read_text(), what="the second waits, with a lease")
+                    assert leases() > held
                     joining.send_signal(signal.SIGTERM)
                     assert joining.wait(PATIENCE_S) == 0
                 finally:

@@ -4,6 +4,7 @@ where a client's log parts from the stream's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.fetch import FetchPartition, FetchRequest
 from logstore.kafka.offsets import EPOCHS_S, OffsetHandlers, _TimeSearch
 from logstore.log.read_patience import ReadPatience
-from logstore.replica.messages import EntriesRead
+from logstore.replica.messages import BatchEntry, EntriesRead
 from logstore.replica.registrations import ChunkRegistration
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 from tests.cluster.tier_world import TierWorld, in_world
@@ -32,10 +33,12 @@ from tests.support.kafka_epochs import UNKNOWN, KafkaEpochs
 
 
 class CountedOwner(MemoryOwner):
-    """Counts the reads of chunks; those of chunks that are `away` fail, and take `silence_s` to do so."""
+    """Counts the reads of chunks; those of chunks that are `away` fail, and take `silence_s` to do so, others
+    `slow_s`.
+    """
 
     reads = 0
-    silence_s = 0.0
+    silence_s = slow_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +46,12 @@ class CountedOwner(MemoryOwner):
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         self.reads += 1
-        await trio.lowlevel.checkpoint()
+        found = await super().read_entries(stream, chunk, offset, max_bytes)
+        await trio.sleep(self.slow_s)
         if chunk.epoch in self.away:
             await trio.sleep(self.silence_s)
             raise ChunkUnreachable("no member has answered")
-        return await super().read_entries(stream, chunk, offset, max_bytes)
+        return found
 
 
 class Story:
@@ -267,6 +271,10 @@ async def test_a_fetch_says_where_a_client_s_log_parts_from_the_stream_s() -> No
     assert (apart.error_code.value, bool(apart.records)) == (0, False)
     assert (apart.diverging_epoch.epoch, apart.diverging_epoch.end_offset) == (first, 2)
     assert (await fetched(story, 3, second + 1)).error_code.value == 1
+    longer = await fetched(story, 9, second)
+    assert (longer.error_code.value, longer.diverging_epoch.epoch, longer.diverging_epoch.end_offset) == (0, second, 5)
+    await story.trim(1)
+    assert (await fetched(story, 0, second)).error_code.value == 1
 
 
 def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
@@ -298,3 +306,115 @@ def test_epochs_of_chunks_that_the_tier_alone_has() -> None:
             assert await life.engine.leader_epoch_at(stream, start, ReadPatience(EPOCHS_S)) == model.epoch_for(start)
 
     in_world(test, "a", "b", "c")
+
+
+async def test_records_that_are_deleted_during_a_search(autojump_clock: Any) -> None:
+    """What begins at the new log start is not the batch of a chunk in front of it: a search that has begun ends, and
+    tells no earlier end; nothing wrong is remembered.
+    """
+    story = Story()
+    for _ in range(6):
+        await story.take_over()
+        story.write(2)
+    story.owner.slow_s = 0.1
+
+    async def delete() -> None:
+        await trio.sleep(0.05)
+        await story.trim(11)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(delete)
+        assert (await story.end_of(1))[1] >= 2
+    await story.check()
+
+
+async def test_a_batch_that_names_an_epoch_that_it_cannot_have() -> None:
+    """Its checksum does not cover the epoch: one above the chunk's own, or below 0, counts as one that cannot be read.
+    The search ends, and tells a later end, never an earlier one.
+    """
+    for wrong in (1 << 30, -5):
+        story = Story()
+        for _ in range(6):
+            await story.take_over()
+            story.write(2)
+        for chunk in story.owner.chunks[1:5]:
+            damaged = bytearray(chunk.entries[0].data)
+            damaged[12:16] = wrong.to_bytes(4, "big", signed=True)
+            chunk.entries[0] = BatchEntry(bytes(damaged), 2)
+        assert [await story.end_of(epoch) for epoch in (1, 3, 6)] == [(1, 10), (3, 10), (6, 12)]
+        assert (await story.engine.leader_epoch_at(story.front.stream, 2, ReadPatience(EPOCHS_S))) == -1
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_end_is_too_early_whatever_happens_meanwhile(autojump_clock: Any, seed: int) -> None:
+    """While many ask at the same time, chunks are slow or away, records are deleted, owners append, roll and change:
+    each request has an answer, or an error at which the client asks again, and no end in front of the true one.
+    """
+    random, story = Random(seed), Story()
+    await story.take_over()
+    for _ in range(20):
+        story.write(*random.choices((1, 2, 5), k=2))
+        if random.random() < 0.5:
+            story.owner.roll()
+        else:
+            await story.take_over()
+    answered = 0
+
+    async def ask() -> None:
+        nonlocal answered
+        for _ in range(10):
+            await trio.sleep(random.uniform(0.0, 0.5))
+            stream = story.front.stream
+            epoch = random.randint(0, stream.leader_epoch)
+            _, end = story.kafka.end_for(epoch, stream.log_end)
+            with suppress(NotLeader):
+                found = await story.engine.end_of_epoch(stream, epoch, ReadPatience(EPOCHS_S))
+                assert found is not None
+                assert found.end_offset >= end
+                answered += 1
+
+    async def change() -> None:
+        for _ in range(30):
+            await trio.sleep(random.uniform(0.0, 0.3))
+            stream, chunks = story.front.stream, [chunk.registration.epoch for chunk in story.owner.chunks]
+            story.owner.slow_s, story.owner.silence_s = random.choice((0.0, 0.05, 0.3)), random.choice((0.0, 0.4))
+            story.owner.away = set(random.sample(chunks, len(chunks) // 4))
+            match random.choice(("write", "roll", "take over", "trim", "trim")):
+                case "write":
+                    story.write(1, 2)
+                case "roll":
+                    story.owner.roll()
+                case "take over":
+                    await story.take_over()
+                case "trim":
+                    further = random.randint(0, stream.high_watermark - stream.log_start_offset) // 2
+                    await story.trim(stream.log_start_offset + further)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert answered >= 50
+    story.owner.slow_s, story.owner.away = 0.0, set()
+    await story.check()
+
+
+async def test_an_ownership_that_is_told_again_within_a_chunk() -> None:
+    """A stream that is made anew while its owner stays, behind a rolled chunk: its batches have another epoch from
+    there on. A record's epoch is never an earlier one than its batch's, or its reader would be sent back.
+    """
+    story = Story()
+    first = await story.take_over()
+    story.write(2)
+    story.owner.roll()
+    story.write(2)
+    stream = story.front.stream
+    stream.ready(story.owner.epoch, story.owner.acked_offset)
+    await story.front.tasks.run()
+    story.write(3)
+    assert (first, stream.leader_epoch, stream.led_from) == (1, 2, 4)
+    assert [await story.end_of(epoch) for epoch in (1, 2)] == [(1, 4), (2, 7)]
+    for offset in range(stream.high_watermark):
+        found = await story.engine.leader_epoch_at(stream, offset, ReadPatience(EPOCHS_S))
+        (batch, *_) = (await story.engine.read(stream, offset, 1)).buffers
+        assert found == parse_header(batch).partition_leader_epoch

@@ -1,6 +1,7 @@
 """Certificates for etcd are replaced while hosts run: what stands lives on, what is new has the new ones."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -134,18 +135,22 @@ async def test_files_that_cannot_be_used_change_nothing(authorities: Authorities
         assert said == [CERTIFICATES_UNUSABLE.name, CERTIFICATES_LOADED.name] * 2
 
 
+def flags_of(member: EtcdMember, authorities: Authorities) -> tuple[str, ...]:
+    """Flags of a host of a cluster on this etcd."""
+    return (
+        "--cluster", member.client.replace("https", "etcds"), "--etcd-ca", str(authorities.ca),
+        "--etcd-certificate", str(authorities.client), "--host-name", "a", "--node-id", "1",
+        "--peer-listen", "127.0.0.1:0", "--lease-s", str(LEASE_S),
+    )  # fmt: skip
+
+
 def test_a_host_goes_on_when_the_authority_of_its_certificate_is_revoked(
     tmp_path: Path, authorities: Authorities, member: EtcdMember
 ) -> None:
     """A host of a cluster loads its new certificate for etcd by itself or at SIGHUP, says so, and goes on without a new
     start and with its lease when etcd no longer trusts the former authority.
     """
-    flags = (
-        "--cluster", member.client.replace("https", "etcds"), "--etcd-ca", str(authorities.ca),
-        "--etcd-certificate", str(authorities.client), "--host-name", "a", "--node-id", "1",
-        "--peer-listen", "127.0.0.1:0", "--lease-s", str(LEASE_S),
-    )  # fmt: skip
-    with Sidecar(tmp_path / "data", *flags) as sidecar:
+    with Sidecar(tmp_path / "data", *flags_of(member, authorities)) as sidecar:
         authorities.revoke()
         authorities.new_client()
         sidecar.process.send_signal(signal.SIGHUP)
@@ -157,4 +162,26 @@ def test_a_host_goes_on_when_the_authority_of_its_certificate_is_revoked(
         until_said(sidecar, "metadata_back", back + 1)
         assert sidecar.log().count("cluster_joined") == 1
         assert "cluster_left" not in sidecar.log()
+        assert sidecar.terminate() == 0
+
+
+def test_a_host_that_etcd_refuses_starts_when_its_certificate_is_right(
+    tmp_path: Path, authorities: Authorities, member: EtcdMember
+) -> None:
+    """A host whose certificate etcd does not trust waits, and says so; it is ready when its file has one that etcd
+    trusts, without a new start.
+    """
+    right = authorities.client.read_bytes()
+    trustme.CA().issue_cert("client.example").private_key_and_cert_chain_pem.write_to_path(authorities.client)
+    sidecar = Sidecar(tmp_path / "data", *flags_of(member, authorities))
+
+    def mend() -> None:
+        until_said(sidecar, "metadata_awaited", 1)
+        authorities.client.write_bytes(right)
+
+    mending = threading.Thread(target=mend)
+    mending.start()
+    with sidecar:
+        mending.join()
+        assert "event=certificates_loaded of=etcd" in sidecar.log()
         assert sidecar.terminate() == 0

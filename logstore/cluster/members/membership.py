@@ -37,7 +37,7 @@ from logstore.base.metadata.interface import ABSENT, Committed, Entry, MetadataS
 from logstore.base.racks import NOWHERE, HostPlace
 from logstore.cluster.members.host_identity import HostIdentity
 from logstore.errors import DiskRefused, HostNameTaken, NodeIdTaken
-from logstore.events import CLUSTER_JOINED, CLUSTER_LEFT, METADATA_AWAITED, METADATA_UNUSABLE
+from logstore.events import CLUSTER_JOINED, CLUSTER_LEFT, HOST_NAME_AWAITED, METADATA_AWAITED, METADATA_UNUSABLE
 
 LEASE_S: Final = 3
 RETRY_S: Final = 0.2
@@ -214,6 +214,7 @@ class Membership:
         """Put the host's entry; returns the revision. Raises LeaseEnded, HostNameTaken, NodeIdTaken, MetadataError."""
         deadline_s = trio.current_time() + self._lease_s * PATIENCE_LEASES
         member_revision = node_revision = ABSENT
+        is_told = False
         while True:
             disk = await self._own_disk()
             was_new, self._is_new = self._is_new, False
@@ -239,6 +240,9 @@ class Membership:
                 continue
             if trio.current_time() >= deadline_s:
                 raise taken
+            if not is_told:
+                self._report(HOST_NAME_AWAITED, host=self._identity.host, error=taken)
+                is_told = True
             await trio.sleep(RETRY_S)
 
     async def _own_disk(self) -> Entry:

@@ -12,8 +12,9 @@ Invariants:
   epoch than is asked for, nothing is read.
 * An epoch that wrote nothing is in no batch, so the epoch in front of it answers for it, as in Kafka. What lies in
   front of the log start belongs to nobody.
-* A chunk whose batch cannot be read in time counts as one of no higher epoch. The end of an epoch may be told as a
-  later one then, never as an earlier one: a client takes an end in front of what it has read for a loss.
+* A chunk whose batch cannot be read in time, or whose records are deleted meanwhile, counts as one of no higher epoch.
+  The end of an epoch may be told as a later one then, never as an earlier one: a client takes an end in front of what
+  it has read for a loss.
 * MAX_KNOWN chunks' epochs are remembered; those of a chunk never change.
 
 Sources: KIP-101, KIP-279, KIP-320; `LeaderEpochFileCache.endOffsetFor` of Kafka.
@@ -82,8 +83,8 @@ class LeaderEpochs:
         """The leader epoch that wrote the record at an offset; -1: it cannot be read in time. Raises as `end_of`."""
         stream.check_reads()
         ownership, epoch = stream.ownership, stream.leader_epoch
-        chunk = stream.registration.chunk_at(offset)
-        if chunk is not None and chunk.base_offset < stream.led_from:
+        chunk = stream.registration.chunk_at(offset) if offset < stream.led_from else None
+        if chunk is not None:
             epoch = await self._of(stream, chunk, patience)
         _check_ownership(stream, ownership)
         return epoch
@@ -106,21 +107,27 @@ class LeaderEpochs:
             if found <= epoch:
                 low = middle + 1
             else:
-                high = max(low, bisect_left(chunks, found, key=_EPOCH))
+                high = bisect_left(chunks, found, low, middle, key=_EPOCH)
         return low
 
     async def _of(self, stream: ReplicatedStream, chunk: ChunkRegistration, patience: ReadPatience) -> int:
-        """The leader epoch of a chunk's batches; -1: it cannot be read in time."""
+        """The leader epoch of a chunk's batches; -1: it cannot be read in time, its records are deleted, or a batch has
+        an epoch that it cannot have.
+        """
         key = (stream.stream, chunk.epoch)
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
             return known
-        found = await self._read(stream, max(chunk.base_offset, stream.log_start_offset), patience)
-        if found != NO_LEADER_EPOCH:
-            self._known[key] = found
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+        first = max(chunk.base_offset, stream.log_start_offset)
+        if chunk.end is not None and first >= chunk.end.next_offset:
+            return NO_LEADER_EPOCH  # deleted since the search began; another chunk's batch is there
+        found = await self._read(stream, first, patience)
+        if not 0 <= found <= chunk.epoch:
+            return NO_LEADER_EPOCH  # the checksum of a batch does not cover its epoch
+        self._known[key] = found
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
         return found
 
     async def _read(self, stream: ReplicatedStream, offset: int, patience: ReadPatience) -> int:
