@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.events import Report
+from logstore.base.lean_imports import leave_command_line_out
 from logstore.base.packages import how_to_get
 from logstore.base.system import SystemClock
 from logstore.cluster.epochs.epochs_home import StagingLimits
@@ -108,6 +109,7 @@ async def _start(
         )
     refuse_own_callers(settings.data_dir, own)
     try:
+        leave_command_line_out()
         start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
         raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error

@@ -54,6 +54,15 @@ import kio.serial.writers
 print(kio.serial.writers.Writable.__args__[0] is asyncio.StreamWriter, sys.modules["asyncio"] is asyncio)
 """
 
+HAS_NO_COMMAND_LINE = """
+import sys
+from logstore.commands.metadata_store import cluster_room
+cluster_room()
+print([name for name in ("click", "httpx._main", "pygments", "rich") if name in sys.modules], "httpx" in sys.modules)
+import click
+print(click.__name__)
+"""
+
 
 def printed(program: str) -> list[str]:
     """What a Python program prints."""
@@ -78,3 +87,8 @@ def test_a_sidecar_alone_loads_nothing_of_a_cluster() -> None:
 def test_what_is_there_stays() -> None:
     """A program that has imported asyncio before keeps it, and kio has the real class."""
     assert printed(HAS_IT) == ["True True"]
+
+
+def test_a_host_does_not_load_the_command_line_of_its_http_client() -> None:
+    """What opens etcd loads httpx without its command line; click, which that needs, is there for who imports it."""
+    assert printed(HAS_NO_COMMAND_LINE) == ["[] True", "click"]

@@ -1,7 +1,9 @@
 """What commands say while the metadata store of a cluster does not answer."""
 
 import argparse
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,27 @@ from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 pytestmark = needs_etcd
+
+
+def ended_together(address: str, commands: Iterable[Sequence[str]]) -> list[tuple[int, str]]:
+    """Exit status and errors of `cairn topics` with each of these words. Each waits until its time is over, so all wait
+    at once.
+    """
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "logstore.cli", "topics", *words, "--servers", address, "--timeout", "5"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, error) for process, error in zip(started, errors, strict=True)]
 
 
 def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
@@ -56,17 +79,16 @@ def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
                 assert "the metadata store is away (http://" in told
                 assert "running there" not in told
                 assert "Start one" not in told
-        for words in (
-            ("topics", "create", "more"),
-            ("topics", "grow", "orders", "3"),
-            ("topics", "set", "orders", "retention.ms=60000"),
-        ):
-            failed = cairn(*words, "--servers", a.address, "--timeout", "5")
-            assert failed.status == 1
-            assert "the metadata store is away (http://" in failed.err
-            assert "running there" not in failed.err
-        failed = cairn("topics", "delete", "orders", "--yes", "--servers", a.address, "--timeout", "5")
-        assert (failed.status, "while the metadata store is away" in failed.err) == (1, True), failed.err
+        told_of = "the metadata store is away (http://"
+        commands = {
+            ("create", "more"): told_of,
+            ("grow", "orders", "3"): told_of,
+            ("set", "orders", "retention.ms=60000"): told_of,
+            ("delete", "orders", "--yes"): "while the metadata store is away",
+        }
+        for (words, expected), (status, err) in zip(commands.items(), ended_together(a.address, commands), strict=True):
+            assert (status, expected in err) == (1, True), f"{words}: {err}"
+            assert "running there" not in err
         cluster.etcd.go_on()
 
 

@@ -1,6 +1,8 @@
 """A cluster as its users have it: three sidecar processes, an etcd, clients written by others, and what goes wrong.
 
-Each test prints for how long there was no acknowledgement (`pytest -s` shows it).
+Each test prints for how long there was no acknowledgement (`pytest -s` shows it). Tests that leave every host with its
+disk share a cluster, and leave it without topics and with all hosts. Who fails ends it: what its hosts said is shown,
+and the next test has a new one.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import InvalidReplicationFactorError, KafkaError, UnknownTopicOrPartitionError
+from kafka.errors import InvalidReplicationFactorError, KafkaError
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
@@ -27,9 +29,10 @@ from logstore.testing.processes import Etcd, LocalHost, ProcessPlace
 from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
 from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.cluster.places import wait_all_members
+from tests.cluster.shared_cluster import SharedCluster, delete
 from tests.metadata.support import needs_etcd
 from tests.support.beside import beside
-from tests.support.cluster_network import new_network
+from tests.support.cluster_network import are_containers, new_network
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
@@ -38,6 +41,7 @@ pytestmark = [
     pytest.mark.clients,
 ]
 TOPIC = "orders"
+FILLED, FILLED_CHUNK_BYTES = "filled", 1 << 18
 MAX_SILENCE_S = 200.0
 """Of a loaded machine; an idle one takes half a second after a kill, which `benchmarks/cluster.py` publishes."""
 TRIALS = 50
@@ -90,6 +94,14 @@ def lacks_nothing(cluster: Cluster) -> bool:
     with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
         found = Admin(client).hosts()
     return found.is_complete and found.ownerless == found.under_replicated == 0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    """A cluster that is started for the first test that wants it."""
+    made = SharedCluster(lambda: tmp_path_factory.mktemp("cluster"), (TOPIC, FILLED))
+    yield made
+    made.end()
 
 
 class Load:
@@ -245,12 +257,12 @@ def check(cluster: Cluster, load: Load, *, is_exact: bool = True) -> None:
 @pytest.mark.parametrize(
     "client", [pytest.param(name, marks=pytest.mark.slow) if name in PROGRAMS else name for name in CLIENTS]
 )
-def test_a_killed_owner_loses_nothing(tmp_path: Path, client: str) -> None:
+def test_a_killed_owner_loses_nothing(shared: SharedCluster, client: str) -> None:
     """kill -9 of the host that leads, under load, and of the one that leads then when the first is back: every record
     that was sent is acknowledged, and in the log once.
     """
     require(client)
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster)
         with producing(cluster, CLIENTS[client]) as load:
             for _ in range(2):
@@ -291,9 +303,9 @@ def copies_in(cluster: Cluster) -> list[int]:
     return [len(each["isr_nodes"]) for each in partitions_of(cluster)]
 
 
-def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(tmp_path: Path) -> None:
+def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(shared: SharedCluster) -> None:
     """SIGSTOP for longer than a lease: another host owns the stream, and the old one finds out when it goes on."""
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster)
         with producing(cluster) as load:
             host = leader_of(cluster)
@@ -310,9 +322,9 @@ def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(tmp_path: Path
         check(cluster, load)
 
 
-def test_a_host_that_stops_hands_over(tmp_path: Path) -> None:
+def test_a_host_that_stops_hands_over(shared: SharedCluster) -> None:
     """SIGTERM of the owner: the others take over before it ends, and it ends with status 0."""
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
@@ -352,9 +364,9 @@ def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> None:
+def test_a_cluster_that_was_killed_as_a_whole_has_everything(shared: SharedCluster) -> None:
     """kill -9 of all hosts at once; they start again with what was acknowledged."""
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
@@ -366,9 +378,6 @@ def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> 
                 host.wait_ready()
             wait_for_more(load, 200)
         check(cluster, load)
-
-
-FILLED, FILLED_CHUNK_BYTES = "filled", 1 << 18
 
 
 def fill_half_a_chunk(cluster: Cluster, gives_up: Callable[[], bool] = lambda: False) -> None:
@@ -425,11 +434,11 @@ def goes_on_without_etcd(cluster: Cluster, load: Load) -> bool:
     return True
 
 
-def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
+def test_appends_go_on_without_the_metadata_store(shared: SharedCluster) -> None:
     """While etcd is away, what needs no change of it goes on, in chunks that are full, too; when it is back, so do
     takeovers, and full chunks are followed by others.
     """
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster, topic=FILLED, segment_bytes=str(FILLED_CHUNK_BYTES))
         create(cluster)
         fill_half_a_chunk(cluster)
@@ -444,13 +453,14 @@ def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
+def test_a_name_of_the_cluster_is_not_given_twice(shared: SharedCluster, tmp_path: Path) -> None:
     """A second host with the number of one that lives ends with a line that says so."""
-    with Cluster(tmp_path / "cluster", ("a", "b"), network=new_network()) as cluster:
-        if not isinstance(cluster.etcd, Etcd):
-            pytest.skip("a process beside containers would not find their etcd")
+    if are_containers():
+        pytest.skip("a process beside containers would not find their etcd")
+    with shared.lent() as cluster:
+        assert isinstance(cluster.etcd, Etcd)
         place = ProcessPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
-        other = LocalHost("c", tmp_path, place, ["--node-id", "1"])
+        other = LocalHost("d", tmp_path, place, ["--node-id", "1", "--lease-s", "2"])  # it waits for three
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
 
@@ -460,11 +470,11 @@ def rebalanced(cluster: Cluster) -> int:
     return sum(host.log.count("group_rebalanced") for host in cluster)
 
 
-def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
+def test_a_group_goes_on_when_its_coordinator_is_killed(shared: SharedCluster) -> None:
     """What was committed is there, and the consumer goes on in its generation: every record once, here, because it
     commits after each poll, and nobody rebalances.
     """
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster)
         for host in cluster:  # a client that asks one that has not heard of the topic joins again
             until(lambda: partitions_of(cluster, servers=host.address), "each host knows the topic")  # noqa: B023
@@ -530,41 +540,21 @@ def refusal(cluster: Cluster, topic: NewTopic) -> str:
     return asked(cluster.bootstrap, ask)
 
 
-def knows(host: ClusterHostProcess, topic: str) -> bool:
-    """Whether a host has heard of a topic, and not that it is deleted."""
-    with Client(parse_addresses(host.address), limit_s=PATIENCE_S) as client:
-        return topic in client.topics()
-
-
-def delete(cluster: Cluster, topic: str = TOPIC) -> None:
-    """Delete a topic, and wait until each host has heard of it: one that has not would say that it exists."""
-
-    def ask(admin: KafkaAdminClient) -> None:
-        with suppress(UnknownTopicOrPartitionError):  # by a request whose answer came too late
-            admin.delete_topics([topic])
-
-    def is_gone() -> bool:
-        asked(cluster.bootstrap, ask)
-        return not any(knows(host, topic) for host in cluster)
-
-    until(is_gone, "no host knows the topic")
-
-
 def brokers(admin: KafkaAdminClient) -> int:
     """How many hosts a cluster has, as one of them says."""
     return len(admin.describe_cluster()["brokers"])
 
 
-def test_topics_are_described_as_a_cluster_does(tmp_path: Path) -> None:
+def test_topics_are_described_as_a_cluster_does(shared: SharedCluster) -> None:
     """All brokers, leaders that differ, replicas; refusals by name."""
-    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+    with shared.lent() as cluster:
         create(cluster, partitions=12, replicas=2)
         leaders = {leader_of(cluster, partition).name for partition in range(12)}
         assert len(leaders) > 1
         until(lambda: replicas_in(cluster) == [2] * 12, "each partition has two replicas")
         until(lambda: asked(cluster.bootstrap, brokers) == 3, "all hosts are told of")
         assert "replication factor 4" in refusal(cluster, NewTopic("more", 1, 4))
-        delete(cluster)
+        delete(cluster, TOPIC)
         create(cluster, partitions=1)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
