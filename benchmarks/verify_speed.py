@@ -94,9 +94,9 @@ def files_of(directory: Path) -> list[Path]:
 
 def forget(files: Sequence[Path]) -> None:
     """Have the kernel drop what it has of the files in memory."""
-    os.sync()
     for path in files:
         with path.open("rb") as file:
+            os.fsync(file.fileno())  # a page that is not written yet stays
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
