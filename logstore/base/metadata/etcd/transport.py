@@ -192,7 +192,7 @@ class EtcdTransport:
                 if failure.made_perhaps and not repeatable:
                     self.statistics.unknown_outcomes += 1
                     raise OutcomeUnknown(
-                        f"etcd gave no answer to a transaction ({failure}): it was made or not; read its keys"
+                        f"etcd did not answer a transaction ({failure}): it may have been made; read its keys"
                     ) from failure
                 if trio.current_time() + pause_s >= until_s:
                     raise MetadataUnavailable(
@@ -230,7 +230,7 @@ class EtcdTransport:
         with trio.move_on_after(limit_s):
             response = await self._send(endpoint, _Call(path, body, self._clients.streams), limit_s)
         if response is None:
-            raise AttemptFailed(f"{endpoint} did not begin to answer", made_perhaps=False)
+            raise AttemptFailed(f"{endpoint} did not start to answer", made_perhaps=False)
         if response.status_code != httpx.codes.OK:
             with trio.move_on_after(limit_s):
                 error = _error(endpoint, response.status_code, await _read(response))
@@ -246,7 +246,7 @@ class EtcdTransport:
             self._cluster_id = header.cluster_id
         if header.cluster_id != self._cluster_id:
             raise MetadataDamaged(
-                f"the etcd at {endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
+                f"the etcd at {endpoint} is cluster {header.cluster_id}, but earlier answers were of cluster "
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
 
