@@ -64,12 +64,7 @@ def describe_acls_reply(body: Buffer) -> AclOutcome:
     entries: list[AclEntry] = []
     for _ in range(reader.count()):
         kind, name, pattern = reader.int8(), reader.string(), reader.int8()
-        for _ in range(reader.count()):
-            entries.append(
-                AclEntry(
-                    kind, name, pattern, reader.string(), reader.string(), reader.int8(), reader.int8()
-                )
-            )
+        entries += [_entry(reader, kind, name, pattern) for _ in range(reader.count())]
     return AclOutcome(error, message, tuple(entries))
 
 
@@ -101,14 +96,13 @@ def delete_acls_reply(body: Buffer) -> list[AclOutcome]:
         for _ in range(reader.count()):
             failed, why = reader.int16(), reader.nullable() or ""
             error, message = (error, message) if error else (failed, why)
-            kind, name, pattern = reader.int8(), reader.string(), reader.int8()
-            entries.append(
-                AclEntry(
-                    kind, name, pattern, reader.string(), reader.string(), reader.int8(), reader.int8()
-                )
-            )
+            entries.append(_entry(reader, reader.int8(), reader.string(), reader.int8()))
         outcomes.append(AclOutcome(error, message, tuple(entries)))
     return outcomes
+
+
+def _entry(reader: WireReader, kind: int, name: str, pattern: int) -> AclEntry:
+    return AclEntry(kind, name, pattern, reader.string(), reader.string(), reader.int8(), reader.int8())
 
 
 def _all(elements: Sequence[AclEntry | AclEntryFilter]) -> bytes:

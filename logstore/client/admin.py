@@ -255,7 +255,9 @@ class Admin:
             if len(outcomes) != len(asked):
                 raise MalformedReply(f"{self._client.where} answered {len(outcomes)} of {len(asked)} elements")
             for outcome in outcomes:
-                self._check(outcome.error, outcome.message or "access control lists", right, is_bare=not outcome.message)
+                self._check(
+                    outcome.error, outcome.message or "access control lists", right, is_bare=not outcome.message
+                )
             return outcomes
 
         return self._client.call(api_key, request, checked)

@@ -5,9 +5,8 @@
 The module does not use kio, because loading kio's dataclasses costs each new Spark worker half a second. All versions
 precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, OffsetCommit 7, OffsetFetch 5,
 FindCoordinator 2, DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeAcls 1,
-CreateAcls 1, DeleteAcls 1, DescribeConfigs 2,
-DescribeLogDirs 1, CreatePartitions 1, DeleteGroups 1, IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve
-them.
+CreateAcls 1, DeleteAcls 1, DescribeConfigs 2, DescribeLogDirs 1, CreatePartitions 1, DeleteGroups 1,
+IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve them.
 
 Invariants: a reply that is too short, or counts more elements than it holds, raises MalformedReply and no other error;
 record batches are views into the reply, never copied.

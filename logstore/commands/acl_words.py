@@ -182,7 +182,7 @@ def _add_operations(parser: argparse.ArgumentParser, what: str) -> None:
 def _add_roles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--producer", action="store_true", help="what a producer to the topics needs")
     parser.add_argument("--consumer", action="store_true", help="what a consumer of the topics in the groups needs")
-    parser.add_argument("--idempotent", action="store_true", help="with --producer: also IdempotentWrite on the cluster")
+    parser.add_argument("--idempotent", action="store_true", help="with --producer: IdempotentWrite on the cluster")
 
 
 # ---- what a line means
@@ -230,7 +230,9 @@ def filters_of(arguments: argparse.Namespace) -> list[AclFilter]:
 
 def _bounded(elements: list[T]) -> list[T]:
     if len(elements) > MAX_AT_ONCE:
-        raise UsageError(f"the line means {len(elements)} entries; at most {MAX_AT_ONCE} at once: use --prefixed, or '*'")
+        raise UsageError(
+            f"the line means {len(elements)} entries; at most {MAX_AT_ONCE} can be: use --prefixed, or '*'"
+        )
     return elements
 
 
@@ -286,8 +288,8 @@ def _of_roles(
     wanted: list[tuple[_Resource, Sequence[Operation]]] = []
     for resource in resources:
         if not meant[resource.resource_type]:
-            kind = {ResourceType.GROUP: "group"}.get(resource.resource_type, "transactional-id")
-            raise UsageError(f"--{kind} {resource.name!r} does not go with {' and '.join(roles)}")
+            flag = "group" if resource.resource_type is ResourceType.GROUP else "transactional-id"
+            raise UsageError(f"--{flag} {resource.name!r} does not go with {' and '.join(roles)}")
         wanted.append((resource, list(dict.fromkeys(meant[resource.resource_type]))))
     if arguments.idempotent:
         cluster = _Resource(ResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL)
@@ -361,7 +363,7 @@ def _check_operation(operation: Operation, kind: ResourceType) -> None:
 def _address(host: str) -> str:
     """A host as entries have it. Raises UsageError for a name: clients are known by their addresses."""
     if host != ANY_HOST and ip_of(host) is None:
-        raise UsageError(f"host {host!r} is no IP address: an entry names the address that a client connects from, or *")
+        raise UsageError(f"host {host!r} is no IP address: an ACL names the address that a client connects from, or *")
     return canonical_host(host)
 
 

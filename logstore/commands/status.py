@@ -155,12 +155,13 @@ def _counts(arguments: argparse.Namespace, sidecar: SidecarReply) -> _Counts:
     found: dict[str, _States | None] = {}
     unknown: dict[str, list[str]] = {}
     for what, answer in zip(questions, answers, strict=True):
-        is_known = not isinstance(answer, Unavailable)
-        found[what] = answer if is_known else None
-        if not is_known:
+        if isinstance(answer, Unavailable):
+            found[what] = None
             unknown.setdefault(str(answer), []).append(what)
-    for why, what in unknown.items():
-        names = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
+        else:
+            found[what] = answer
+    for why, asked in unknown.items():
+        names = " and ".join(filter(None, (", ".join(asked[:-1]), asked[-1])))
         print(f"cairn status: {names} are not known: {why}", file=sys.stderr)
     groups, readers, queries = found["groups"], found["readers"], found["queries"]
     return _Counts(

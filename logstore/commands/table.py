@@ -38,7 +38,18 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "programs": ("serve", "coordinate", "demo"),
-    "a running sidecar": ("status", "hosts", "topics", "offsets", "trim", "groups", "readers", "queries", "user", "acl"),
+    "a running sidecar": (
+        "status",
+        "hosts",
+        "topics",
+        "offsets",
+        "trim",
+        "groups",
+        "readers",
+        "queries",
+        "user",
+        "acl",
+    ),
     "a data directory": ("verify", "dump", "adopt"),
     "queries on Spark": ("checkpoint", "checkpoints", "state"),
     "networks and HDFS": ("topology", "hdfs-policy"),

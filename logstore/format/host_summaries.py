@@ -193,8 +193,8 @@ def get_hosts(fields: Fields) -> HostsReply:
 
 def get_glance(fields: Fields) -> ClusterGlance:
     """The glance in fields. Raises MalformedRequest."""
-    counts = (get_int(fields, key, 0, _INT64_MAX) for key in ("hosts", "away", "short_streams"))
-    return ClusterGlance(*counts, get_text({"host": "", **fields}, "host", MAX_NAME_CHARACTERS))
+    hosts, away, short = (get_int(fields, key, 0, _INT64_MAX) for key in ("hosts", "away", "short_streams"))
+    return ClusterGlance(hosts, away, short, get_text({"host": "", **fields}, "host", MAX_NAME_CHARACTERS))
 
 
 def get_action(fields: Fields) -> str:
