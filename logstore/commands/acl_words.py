@@ -25,6 +25,7 @@ from logstore.access.acls import (
     Permission,
     ResourceType,
 )
+from logstore.access.authorizer import SUPPORTED
 from logstore.access.ledger import check_acl
 from logstore.base.addresses import canonical_host, ip_of
 from logstore.base.near_names import near_name
@@ -35,30 +36,8 @@ T = TypeVar("T")
 MAX_AT_ONCE: Final = 1_000
 """Of entries and filters that the words of one line multiply to."""
 _USER: Final = "User:"
-_OPERATIONS_OF: Final = {
-    ResourceType.TOPIC: (
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
-    ResourceType.CLUSTER: (
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-        Operation.IDEMPOTENT_WRITE,
-    ),
-    ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
-}
-"""What is asked of a resource of each type; beside it, All."""
+_OPERATIONS_OF: Final = {**SUPPORTED, ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE)}
+"""What there is for a resource of each type; beside it, All."""
 _OF_PRODUCERS: Final = {
     ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
     ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
@@ -356,7 +335,7 @@ def _check_operation(operation: Operation, kind: ResourceType) -> None:
     if operation is not Operation.ALL and operation not in known:
         words: Iterable[str] = map(word_of, (*known, Operation.ALL))
         raise UsageError(
-            f"--operation {word_of(operation)}: nobody asks for it on a {word_of(kind)}; there are {', '.join(words)}"
+            f"--operation {word_of(operation)}: a {word_of(kind)} has none such; there are {', '.join(words)}"
         )
 
 

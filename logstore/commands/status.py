@@ -32,7 +32,7 @@ _States = dict[str, str]
 _Fields = list[tuple[str, Cell]]
 
 
-class _Counts(NamedTuple):
+class _StatusCounts(NamedTuple):
     """How many groups, readers and queries there are, and which queries are stuck; None: nobody says."""
 
     groups: int | None
@@ -78,7 +78,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _print_host(
-    where: str, sidecar: SidecarReply, cluster: ClusterInfo, counts: _Counts, glance: ClusterGlance
+    where: str, sidecar: SidecarReply, cluster: ClusterInfo, counts: _StatusCounts, glance: ClusterGlance
 ) -> None:
     """A host of a cluster: what it says of itself, then what of all hosts."""
     host = f"host {glance.host}" if glance.host else "the host that answered"
@@ -105,7 +105,7 @@ def _print_host(
     print_fields(whole)
 
 
-def _values(where: str, sidecar: SidecarReply, cluster: ClusterInfo, counts: _Counts) -> dict[str, object]:
+def _values(where: str, sidecar: SidecarReply, cluster: ClusterInfo, counts: _StatusCounts) -> dict[str, object]:
     """What `--json` prints."""
     glance = sidecar.cluster
     return {
@@ -134,7 +134,7 @@ def _values(where: str, sidecar: SidecarReply, cluster: ClusterInfo, counts: _Co
     }
 
 
-def _counts(arguments: argparse.Namespace, sidecar: SidecarReply) -> _Counts:
+def _counts(arguments: argparse.Namespace, sidecar: SidecarReply) -> _StatusCounts:
     """What is counted; why something is not known goes to standard error. One host of a cluster has each of them, and
     any host answers about them: where one is silent, the others are known all the same, and no later for it.
     """
@@ -164,7 +164,7 @@ def _counts(arguments: argparse.Namespace, sidecar: SidecarReply) -> _Counts:
         names = " and ".join(filter(None, (", ".join(asked[:-1]), asked[-1])))
         print(f"cairn status: {names} are not known: {why}", file=sys.stderr)
     groups, readers, queries = found["groups"], found["readers"], found["queries"]
-    return _Counts(
+    return _StatusCounts(
         None if groups is None else len(groups),
         None if readers is None else max(sidecar.readers, len(readers)),
         None if queries is None else max(sidecar.queries, len(queries)),
@@ -183,7 +183,7 @@ def place(advertised: Sequence[str], cluster: ClusterGlance | None) -> str:
     return f"one of {len(advertised)} hosts that are {told}" if len(advertised) > 1 else told
 
 
-def _counted(counts: _Counts) -> _Fields:
+def _counted(counts: _StatusCounts) -> _Fields:
     stuck = f", {len(counts.stuck)} stuck" if counts.stuck else ""
     return [
         ("groups", counts.groups),

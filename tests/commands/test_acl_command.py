@@ -139,7 +139,15 @@ SAID = {
     ("add", "--user", "User:b", "--topic", "t", "--operation", "Read"): "--user 'User:b': write the name without User:",
     ("add", "--allow-principal", "bob", "--topic", "t", "--operation", "Read"): "principal 'bob': must be User:NAME",
     ("add", "--user", "b", "--topic", "t", "--operation", "Raed"): "'Raed' is no operation; did you mean Read?",
-    ("add", "--user", "b", "--group", "g", "--operation", "Write"): "--operation Write: nobody asks for it on a Group",
+    (
+        "add",
+        "--user",
+        "b",
+        "--group",
+        "g",
+        "--operation",
+        "Write",
+    ): "--operation Write: a Group has none such; there are",
     ("add", "--user", "b", "--topic", "t", "--operation", "Read", "--host", "a.example"): "host 'a.example' is no IP",
     ("add", "--user", "b", "--topic", "", "--operation", "Read"): "a resource name of 0 characters",
     ("add", "--user", "b", "--topic", "*", "--prefixed", "--operation", "Read"): "--topic '*' with --prefixed",
@@ -162,7 +170,7 @@ SAID = {
         "All",
     ): "--allow-host '::",
     ("add", "--user", "b", "--resource-pattern-type", "match", "--topic", "t", "--operation", "All"): "'match'",
-    ("list", "--group", "g", "--operation", "Alter"): "--operation Alter: nobody asks for it on a Group",
+    ("list", "--group", "g", "--operation", "Alter"): "--operation Alter: a Group has none such; there are",
 }
 
 
