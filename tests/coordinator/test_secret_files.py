@@ -40,6 +40,8 @@ from scheduler.topology import racks
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator
 from tests.coordinator.support import topology_file
 from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 TOKENS = tuple(f"the token with number {number}".replace(" ", "-") for number in range(8))
 
@@ -236,3 +238,25 @@ def test_the_command_follows_its_token(tmp_path: Path) -> None:
                 assert client.status()
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("in_cluster", [False, True], ids=["alone", "cluster"])
+def test_a_coordinator_in_a_sidecar_follows_its_token(tmp_path: Path, *, in_cluster: bool) -> None:
+    """At SIGHUP of the sidecar the new token is accepted, and the former one beside it; of a host of a cluster too."""
+    topology, _ = topology_file(tmp_path)
+    path = tmp_path / "token"
+    write(path, TOKENS[0])
+    flags = ["--coordinate", str(topology), "--coordinator", "127.0.0.1:0", "--coordinator-token-file", str(path)]
+    if in_cluster:
+        metadata = f"sqlite:{tmp_path / 'metadata'}"
+        flags += ["--cluster", metadata, "--host-name", "a", "--node-id", "0", "--peer-listen", "127.0.0.1:0"]
+    with Sidecar(tmp_path / "data", *flags) as sidecar:
+        url = "http://" + sidecar.ready_line.split("coordinator=")[1].split()[0]
+        write(path, TOKENS[1])
+        os.kill(sidecar.pid, signal.SIGHUP)
+        until(lambda: "event=secret_loaded of=token-file" in sidecar.log(), sidecar.log)
+        for token in TOKENS[:2]:
+            with CoordinatorClient(url, token=token, patience_s=PATIENCE_S) as client:
+                assert client.status()
+        with CoordinatorClient(url, token=TOKENS[2], patience_s=0) as client, pytest.raises(Unauthorized):
+            client.status()
