@@ -38,7 +38,8 @@ def test_the_first_error_is_raised_when_all_are_answered() -> None:
     """Of several errors that of the earlier question, whichever came first; the other questions were asked all the
     same.
     """
-    later, asked = threading.Event(), []
+    later = threading.Event()
+    asked: list[int] = []
 
     def first() -> None:
         later.wait(PATIENCE_S)
@@ -48,6 +49,9 @@ def test_the_first_error_is_raised_when_all_are_answered() -> None:
         later.set()
         raise CairnError("second")
 
+    def third() -> None:
+        asked.append(3)
+
     with pytest.raises(CairnError, match="first"):
-        ask_together([first, second, partial(asked.append, 3)])
+        ask_together([first, second, third])
     assert asked == [3]
