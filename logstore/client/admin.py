@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from logstore.base.addresses import Address
-from logstore.client import admin_wire, wire
+from logstore.client import acl_wire, admin_wire, wire
+from logstore.client.acl_wire import AclEntry, AclEntryFilter, AclOutcome
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
 from logstore.client.errors import NOT_COORDINATING, UNKNOWN_TOPIC_OR_PARTITION, MalformedReply, SidecarRefused
@@ -217,6 +218,49 @@ class Admin:
             return found
 
         return self._retry(ask)
+
+    # ---- access control lists
+
+    def acls(self, wanted: AclEntryFilter) -> list[AclEntry]:
+        """The access control list entries that a filter means."""
+        request = acl_wire.describe_acls_request(wanted)
+        return list(self._acl_outcome(wire.DESCRIBE_ACLS, request, acl_wire.describe_acls_reply).entries)
+
+    def create_acls(self, entries: Sequence[AclEntry]) -> None:
+        """Add entries; those that are there stay. Of some the others may have been made when one is refused. Raises
+        SidecarRefused (INVALID_REQUEST: an entry that cannot be, or too many).
+        """
+        self._acl_outcomes(wire.CREATE_ACLS, acl_wire.create_acls_request(entries), acl_wire.create_acls_reply, entries)
+
+    def delete_acls(self, filters: Sequence[AclEntryFilter]) -> list[AclEntry]:
+        """Delete what any of these filters means; the entries that are gone by this call. After a lost connection the
+        request is sent again, and what the first one has deleted is in no answer.
+        """
+        outcomes = self._acl_outcomes(
+            wire.DELETE_ACLS, acl_wire.delete_acls_request(filters), acl_wire.delete_acls_reply, filters
+        )
+        return [entry for outcome in outcomes for entry in outcome.entries]
+
+    def _acl_outcome(self, api_key: int, request: bytes, decode: Callable[[Buffer], AclOutcome]) -> AclOutcome:
+        return self._acl_outcomes(api_key, request, lambda body: [decode(body)], (None,))[0]
+
+    def _acl_outcomes(
+        self, api_key: int, request: bytes, decode: Callable[[Buffer], list[AclOutcome]], asked: Sequence[object]
+    ) -> list[AclOutcome]:
+        """What became of each element that was asked for; the first that was refused is raised."""
+        right = "Describe on the cluster" if api_key == wire.DESCRIBE_ACLS else "Alter on the cluster"
+
+        def checked(body: Buffer) -> list[AclOutcome]:
+            outcomes = decode(body)
+            if len(outcomes) != len(asked):
+                raise MalformedReply(f"{self._client.where} answered {len(outcomes)} of {len(asked)} elements")
+            for outcome in outcomes:
+                self._check(
+                    outcome.error, outcome.message or "access control lists", right, is_bare=not outcome.message
+                )
+            return outcomes
+
+        return self._client.call(api_key, request, checked)
 
     # ---- whom to ask in a cluster
 

@@ -1,12 +1,12 @@
 """Encodes the few Kafka requests that the blocking client sends, and decodes their replies. No I/O.
 
-`logstore.client.admin_wire` has those of operators' commands, in the same way.
+`logstore.client.admin_wire` and `logstore.client.acl_wire` have those of operators' commands, in the same way.
 
 The module does not use kio, because loading kio's dataclasses costs each new Spark worker half a second. All versions
 precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, OffsetCommit 7, OffsetFetch 5,
-FindCoordinator 2, DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeConfigs 2,
-DescribeLogDirs 1, CreatePartitions 1, DeleteGroups 1, IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve
-them.
+FindCoordinator 2, DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeAcls 1,
+CreateAcls 1, DeleteAcls 1, DescribeConfigs 2, DescribeLogDirs 1, CreatePartitions 1, DeleteGroups 1,
+IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve them.
 
 Invariants: a reply that is too short, or counts more elements than it holds, raises MalformedReply and no other error;
 record batches are views into the reply, never copied.
@@ -35,6 +35,9 @@ LIST_GROUPS: Final = 16
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
+DESCRIBE_ACLS: Final = 29
+CREATE_ACLS: Final = 30
+DELETE_ACLS: Final = 31
 DESCRIBE_CONFIGS: Final = 32
 DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
@@ -55,6 +58,9 @@ VERSIONS: Final = {
     CREATE_TOPICS: 4,
     DELETE_TOPICS: 3,
     DELETE_RECORDS: 1,
+    DESCRIBE_ACLS: 1,
+    CREATE_ACLS: 1,
+    DELETE_ACLS: 1,
     DESCRIBE_CONFIGS: 2,
     DESCRIBE_LOG_DIRS: 1,
     CREATE_PARTITIONS: 1,

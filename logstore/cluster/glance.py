@@ -32,4 +32,4 @@ class GlanceTaker:
         async with self._looking:
             names = await self._survey.known_hosts()
             away = len(names - self._host.view.members.keys())
-            return ClusterGlance(len(names), away, (await self._short.count()).under_min)
+            return ClusterGlance(len(names), away, (await self._short.count()).under_min, self._host.name)

@@ -22,6 +22,7 @@ from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
+from logstore.base.secret_files import SecretFile
 from logstore.base.tls import PeerTls
 from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.copies.copy_requests import CopyRequests
@@ -335,7 +336,7 @@ def open_metadata(
             namespace=where.namespace,
             attempt_s=ETCD_ATTEMPT_S,
             user=security.etcd_user,
-            password=_password(security.etcd_password_file),
+            password=_followed_password(security.etcd_password_file, report),
             tls=_etcd_tls(security),
         )
         return open_etcd(etcd, random, report)
@@ -371,10 +372,13 @@ def _etcd_tls(security: ClusterSecurity) -> EtcdTls | None:
     return EtcdTls(security.etcd_ca, security.etcd_certificate, security.etcd_key)
 
 
+def _followed_password(path: str, report: Report) -> SecretFile | str:
+    """The password in a file, as new as the file; "" for no file. Raises ConfigError."""
+    return SecretFile(partial(_password, path), path, report, setting="etcd-password-file") if path else ""
+
+
 def _password(path: str) -> str:
     """The password in a file, without the end of its line. Raises ConfigError."""
-    if not path:
-        return ""
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:

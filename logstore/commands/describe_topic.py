@@ -7,6 +7,7 @@ is shown all the same. What it does not say of one partition is unknown of that 
 
 import argparse
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from logstore.client.admin import Admin
@@ -15,6 +16,7 @@ from logstore.client.errors import NOT_LEADER, SidecarRefused, Unavailable, name
 from logstore.client.wire import EARLIEST, LATEST, OffsetInfo
 from logstore.commands.connection import connect_to
 from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_size, show_time
+from logstore.commands.together import ask_together
 from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummary
 from logstore.format.tier_summaries import TieredPartition
 
@@ -121,14 +123,16 @@ def _known_by_owners(
     for place in places:
         if place.address and place.is_led:  # of one that nobody leads, nobody says anything
             by_address.setdefault(place.address, []).append(TopicPartition(topic, place.partition))
-    found: dict[int, dict[str, Any]] = {}
-    for address, streams in by_address.items():
+
+    def known(address: str, streams: Sequence[TopicPartition]) -> list[dict[str, Any]]:
         try:
             with connect_to(arguments, address) as owner:
-                found |= {entry["partition"]: entry for entry in _known(owner, streams)}
+                return _known(owner, streams)
         except (Unavailable, SidecarRefused):
-            continue  # it has gone, or given the partition up, since
-    return found
+            return []  # it has gone, or given the partition up, since
+
+    answers = ask_together([partial(known, address, streams) for address, streams in by_address.items()])
+    return {entry["partition"]: entry for entries in answers for entry in entries}
 
 
 def _describe_placed(

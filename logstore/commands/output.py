@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 from logstore.base.failures import sentence
 from logstore.client.errors import Unavailable
@@ -75,10 +75,14 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, nothing: str) -> None:
-    """Print rows under titles, in columns; numbers to the right; `nothing` if there are no rows."""
+def print_table(
+    titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, nothing: str, file: TextIO | None = None
+) -> None:
+    """Print rows under titles, in columns; numbers to the right; `nothing` if there are no rows. To standard output
+    unless a file is given.
+    """
     if not rows:
-        print(nothing)
+        print(nothing, file=file)
         return
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(len(title), *(len(row[at]) for row in texts)) for at, title in enumerate(titles)]
@@ -88,7 +92,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, nothin
             cell.rjust(width) if is_right else cell.ljust(width)
             for cell, width, is_right in zip(line, widths, right, strict=True)
         ]
-        print("  ".join(cells).rstrip())
+        print("  ".join(cells).rstrip(), file=file)
 
 
 def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:

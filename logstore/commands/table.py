@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "trim": ("logstore.commands.trim", "remove the oldest records of a topic"),
     "groups": ("logstore.commands.groups", "list consumer groups with members and lag; reset or delete groups"),
     "user": ("logstore.user_command", "add, remove and list the users that may log in"),
+    "acl": ("logstore.commands.acl", "list, add or remove access control list entries"),
     "readers": ("logstore.client.readers_command", "manage registered readers, which keep records from being trimmed"),
     "queries": ("logstore.commands.queries", "list queries that write epochs: epoch, run, lag, staged bytes"),
     "verify": ("logstore.commands.verify", "check every byte of a data directory"),
@@ -37,7 +38,18 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "programs": ("serve", "coordinate", "demo"),
-    "a running sidecar": ("status", "hosts", "topics", "offsets", "trim", "groups", "readers", "queries", "user"),
+    "a running sidecar": (
+        "status",
+        "hosts",
+        "topics",
+        "offsets",
+        "trim",
+        "groups",
+        "readers",
+        "queries",
+        "user",
+        "acl",
+    ),
     "a data directory": ("verify", "dump", "adopt"),
     "queries on Spark": ("checkpoint", "checkpoints", "state"),
     "networks and HDFS": ("topology", "hdfs-policy"),

@@ -81,12 +81,14 @@ class HostsReply:
 
 class ClusterGlance(NamedTuple):
     """A cluster as one of its hosts sees it at a glance: how many hosts it has, how many of them are away, and how many
-    streams that this host leads have fewer live copies than `min.insync.replicas`, or refuse producers.
+    streams that this host leads have fewer live copies than `min.insync.replicas`, or refuse producers. `host`: its
+    name; "" of an earlier version.
     """
 
     hosts: int
     away: int
     short_streams: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,8 @@ def get_hosts(fields: Fields) -> HostsReply:
 
 def get_glance(fields: Fields) -> ClusterGlance:
     """The glance in fields. Raises MalformedRequest."""
-    return ClusterGlance(*(get_int(fields, key, 0, _INT64_MAX) for key in ClusterGlance._fields))
+    hosts, away, short = (get_int(fields, key, 0, _INT64_MAX) for key in ("hosts", "away", "short_streams"))
+    return ClusterGlance(hosts, away, short, get_text({"host": "", **fields}, "host", MAX_NAME_CHARACTERS))
 
 
 def get_action(fields: Fields) -> str:

@@ -4,12 +4,14 @@
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
 import trio
 
 from logstore.base.events import Report, ignore
+from logstore.base.secret_files import SecretFile
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
 from logstore.tier.hdfs import HdfsObjects, HdfsSettings
@@ -56,16 +58,23 @@ def _planned(settings: TierSettings, report: Report) -> tuple[UploadTurns, PlanT
     if access is None:
         return NoTurns(), None
     try:
-        return _turns(access, settings.replicas, report), PlanTable(access.plans, _text(access.plan_token_file))
+        token = _followed(access.plan_token_file, report, "tier-plan-token-file")
+        return _turns(access, settings.replicas, report), PlanTable(access.plans, token)
     except SchedulerError as error:
         raise ConfigError(f"tier: {error}") from error
 
 
 def _turns(access: PlanAccess, replicas: int, report: Report) -> PeaceTurns:
-    token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
+    file = access.coordinator_token_file
+    token = _followed(file, report, "tier-coordinator-token-file") if file else None
     trusted = client_tls(access.coordinator_ca_file, access.coordinator_certificate_file, report)
     client = CoordinatorClient(access.coordinator, token=token, ca_file=trusted)
     return PeaceTurns(client, access.host, replicas, SystemRandom())
+
+
+def _followed(path: str, report: Report, setting: str) -> SecretFile:
+    """A token as new as its file. Raises ConfigError."""
+    return SecretFile(partial(_text, path), path, report, setting=setting)
 
 
 def _text(path: str) -> str:

@@ -119,7 +119,8 @@ class BaseClient(ABC):
     """The settings of a client. `url`: the coordinator's address, or several with commas between them. `token` and
     `ca_file` are those that the coordinator was started with; in place of the file a context may be given, with a
     certificate of the client if the coordinator wants one. A file that changes is read again before the next
-    connection (`client_tls`).
+    connection (`client_tls`). In place of the token may be given what gives it, which is called before each request:
+    it must not raise (`logstore.base.secret_files.SecretFile`).
 
     `timeout_s`: how long connecting, or an answer, may take, of all addresses together; `patience_s`: how long a
     request is sent again from its first failure on; `poll_s`: how long the coordinator holds a request for events.
@@ -130,7 +131,7 @@ class BaseClient(ABC):
         self,
         url: str = core.DEFAULT_URL,
         *,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         ca_file: Path | str | ssl.SSLContext | None = None,
         timeout_s: float = core.TIMEOUT_S,
         patience_s: float = core.PATIENCE_S,
@@ -143,7 +144,7 @@ class BaseClient(ABC):
         """The number of the address that a request is sent to first: the last one that answered as a leader does."""
         usual_s = core.POLL_S if len(self._addresses) == 1 else core.POLL_OF_SEVERAL_S
         self.poll_s = usual_s if poll_s is None else poll_s
-        self._token = None if token is None else token.strip()
+        self._token = token
         if not self._addresses[0].tls:
             self._tls = None
         elif isinstance(ca_file, ssl.SSLContext):
@@ -163,7 +164,8 @@ class BaseClient(ABC):
         """Set the attributes of the subclass."""
 
     def _headers(self, at: Url, request: ApiRequest) -> dict[str, str]:
-        return request.headers(at.authority, self._token)
+        token = self._token() if callable(self._token) else self._token
+        return request.headers(at.authority, None if token is None else token.strip())
 
     def _round(self, request: ApiRequest, now_s: float) -> AddressRound:
         return AddressRound(self._addresses, self._first, now_s, self._timeout_s, request.wait_s)

@@ -27,15 +27,15 @@ from logstore.base.http.messages import HttpSettings
 from logstore.base.report import Reporter
 from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
-from logstore.base.tls import ServerTls
 from scheduler.coordinator.errors import StartError
-from scheduler.coordinator.front_settings import DEFAULT_LISTEN, Security, read_token, server_tls
+from scheduler.coordinator.front_settings import DEFAULT_LISTEN, Security, server_tls
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.planners import PLANNERS, make_planner
 from scheduler.coordinator.running import RunningCoordinator, ServeSettings, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.tokens import AcceptedTokens
 from scheduler.peace.online import Mode, Settings
 
 START_FAILED = 2
@@ -141,7 +141,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
         raise StartError(f"--tls-client-ca {arguments.tls_client_ca} needs --tls-cert and --tls-key")
     files = arguments.tls_cert, arguments.tls_key
     security = Security(
-        None if arguments.token_file is None else read_token(arguments.token_file),
+        None if arguments.token_file is None else AcceptedTokens(arguments.token_file),
         None if arguments.tls_cert is None else server_tls(*files, arguments.tls_client_ca),
         arguments.insecure,
     )
@@ -181,7 +181,7 @@ async def _run(
         if settings.security.tls is not None:
             background.start_soon(follow_certificates, settings.security.tls, environment.clock, reporter)
         start = partial(serve, environment, metadata, settings, network)
-        await _serve_until_signal(start, environment.report, settings.security.tls, network, data_dir)
+        await _serve_until_signal(start, environment.report, settings.security, network, data_dir)
         background.cancel_scope.cancel()
     reporter.flush(is_end=True)
     reporter(STOPPED)
@@ -190,7 +190,7 @@ async def _run(
 async def _serve_until_signal(
     serve_network: Callable[..., Awaitable[None]],
     report: Report,
-    tls: ServerTls | None,
+    security: Security,
     network: NetworkFile,
     data_dir: Path,
 ) -> None:
@@ -211,8 +211,10 @@ async def _serve_until_signal(
             async for number in signals:
                 if number == signal.SIGHUP:
                     network.look_again()
-                    if tls is not None:
-                        await reload_certificates(tls, report, force=True)
+                    if security.tokens is not None:
+                        security.tokens.look_again()
+                    if security.tls is not None:
+                        await reload_certificates(security.tls, report, force=True)
                     continue
                 report(STOPPING, signal=signal.Signals(number).name)
                 if not started:

@@ -70,21 +70,28 @@ Operation = Callable[[ApiCall], Awaitable[Reply]]
 
 
 class ClientCheck:
-    """Whether a client may ask. `token` None: no client needs a token.
+    """Whether a client may ask. `token`: what it must know, or which of several; None: no client needs a token.
 
     `own_only`: a request whose Host header names another machine is refused.
     """
 
-    def __init__(self, token: str | None = None, *, own_only: bool = False) -> None:
-        self._token = None if token is None else token.encode()
+    def __init__(self, token: str | Callable[[], tuple[bytes, ...]] | None = None, *, own_only: bool = False) -> None:
+        self._accepted: Callable[[], tuple[bytes, ...]] | None
+        if isinstance(token, str):
+            known = (token.encode(),)
+            self._accepted = lambda: known
+        else:
+            self._accepted = token
         self._own_only = own_only
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may ask for more than /health."""
-        if self._token is None:
+        if self._accepted is None:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
+        given = token.strip().encode()
+        # All are compared, so that the time does not tell which of them is near.
+        return sum(hmac.compare_digest(given, known) for known in self._accepted()) > 0 and scheme.lower() == "bearer"
 
     def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
         """Whether a request may have a large body: its route says so, and the client has the token."""

@@ -22,10 +22,11 @@ from logstore.base.events import Report
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from scheduler.coordinator.front_settings import DATABASE as DATABASE
-from scheduler.coordinator.front_settings import FrontSettings, Security, read_token
+from scheduler.coordinator.front_settings import FrontSettings, Security
 from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.standby.interface import StandbyEnvironment
 from scheduler.coordinator.standby.running import ClusterSide, StandingBy, stand_by
+from scheduler.coordinator.tokens import AcceptedTokens
 
 if TYPE_CHECKING:
     from scheduler.coordinator.running import RunningCoordinator
@@ -83,7 +84,7 @@ async def _prepare(
     topology: Path, listen: Address, report: Report, access: Access
 ) -> tuple[StandbyEnvironment, FrontSettings, NetworkFile]:
     """Raises Refused, OSError."""
-    token = None if access.token_file is None else read_token(access.token_file)
+    token = None if access.token_file is None else AcceptedTokens(access.token_file)
     settings = FrontSettings(listen, security=Security(token, access.tls, access.insecure))
     settings.security.check(settings.listen)
     network = NetworkFile(topology, report)

@@ -12,19 +12,20 @@ from logstore.base.http.messages import HttpSettings
 from logstore.base.tls import ServerTls, TlsFiles
 from scheduler.coordinator.dispatch import ClientCheck
 from scheduler.coordinator.errors import StartError
+from scheduler.coordinator.tokens import AcceptedTokens
 
 DATABASE = "coordinator.db"
 DRAIN_S = 5.0
 """How long a stop waits for the answers in work."""
 DEFAULT_LISTEN = Address("127.0.0.1", 9880)
-MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
     """Access control. `insecure`: explicitly allow any client on any address."""
 
-    token: str | None = None
+    token: str | AcceptedTokens | None = None
+    """A text, or those of a file, which somebody follows."""
     tls: ServerTls | None = None
     insecure: bool = False
 
@@ -47,6 +48,11 @@ class Security:
         return ClientCheck(self.token, own_only=self.own_only)
 
     @property
+    def tokens(self) -> AcceptedTokens | None:
+        """The tokens of a file, if clients must know them."""
+        return self.token if isinstance(self.token, AcceptedTokens) else None
+
+    @property
     def own_only(self) -> bool:
         """Whether clients need nothing but to run on this machine."""
         has_certificates = self.tls is not None and self.tls.requires_certificate
@@ -60,17 +66,6 @@ class FrontSettings:
     listen: Address = DEFAULT_LISTEN
     http: HttpSettings = field(default_factory=HttpSettings)
     security: Security = field(default_factory=Security)
-
-
-def read_token(path: Path) -> str:
-    """A token from its file. Raises StartError."""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"token file {path}: {getattr(error, 'strerror', None) or 'must be ASCII'}") from error
-    if len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
-        raise StartError(f"token file {path}: a token has at least {MIN_TOKEN_CHARACTERS} characters and no blanks")
-    return token
 
 
 def server_tls(certificate: Path, key: Path, client_ca: Path | None = None) -> ServerTls:

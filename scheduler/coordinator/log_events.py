@@ -10,6 +10,8 @@ from typing import Final
 from logstore.base.certificate_events import CERTIFICATE_EXPIRES as CERTIFICATE_EXPIRES
 from logstore.base.certificate_events import CERTIFICATES_LOADED as CERTIFICATES_LOADED
 from logstore.base.certificate_events import CERTIFICATES_UNUSABLE as CERTIFICATES_UNUSABLE
+from logstore.base.certificate_events import SECRET_LOADED as SECRET_LOADED
+from logstore.base.certificate_events import SECRET_UNUSABLE as SECRET_UNUSABLE
 from logstore.base.events import Level, LogEvent, by_name
 from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
 from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED

@@ -29,6 +29,7 @@ from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.network_moves import move_network
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.tokens import AcceptedTokens
 from scheduler.coordinator.warm_up import warm_up_planner
 
 
@@ -48,18 +49,26 @@ class RunningCoordinator:
     """A coordinator that serves on `address`."""
 
     def __init__(
-        self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch, network: NetworkFile | None
+        self,
+        server: HttpServer,
+        coordinator: Coordinator,
+        dispatch: Dispatch,
+        network: NetworkFile | None,
+        tokens: AcceptedTokens | None,
     ) -> None:
         self.address = Address("", 0)
         self.coordinator = coordinator
         self.server = server
         self._dispatch = dispatch
         self._network = network
+        self._tokens = tokens
 
     def look_again(self) -> None:
-        """Read the file with the network again soon."""
+        """Read the files with the network and with the token again soon."""
         if self._network is not None:
             self._network.look_again()
+        if self._tokens is not None:
+            self._tokens.look_again()
 
     async def resign(self) -> None:
         """Nothing: no other host can lead."""
@@ -125,10 +134,13 @@ async def serve(
         takes_large=clients.takes_large,
         tls=settings.security.tls,
     )
-    running = traffic.of = RunningCoordinator(server, coordinator, dispatch, network)
+    tokens = settings.security.tokens
+    running = traffic.of = RunningCoordinator(server, coordinator, dispatch, network, tokens)
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)
+        if tokens is not None:
+            background.start_soon(tokens.follow, environment.report)
         if network is not None:
             background.start_soon(network.follow, partial(move_network, coordinator, settings.planner))
         async with trio.open_nursery() as front:

@@ -11,7 +11,7 @@ Invariants:
 import http.client
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,9 +39,11 @@ class Plans(NamedTuple):
 
 
 class PlanTable:
-    """A client of one NameNode's plan table. `addresses`: names to the addresses by which it knows DataNodes."""
+    """A client of one NameNode's plan table. `token`: a text, or what gives it before each call; `addresses`: names to
+    the addresses by which it knows DataNodes.
+    """
 
-    def __init__(self, url: str, token: str, addresses: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, token: str | Callable[[], str], addresses: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise PlanTableError(f"url={url!r}: must be http://HOST:PORT, where the NameNode's cairn.plan.address is")
@@ -92,7 +94,8 @@ class PlanTable:
 
     def _call(self, method: str, body: object) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        token = self._token() if callable(self._token) else self._token
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         with self._lock:
             try:
                 status, text = self._exchange(method, data, headers)

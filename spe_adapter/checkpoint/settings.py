@@ -1,15 +1,18 @@
 """Settings of checkpoints as texts, as options and datagrams give them, and the sink that they name.
 
-Invariant: a secret is given as the name of its file; the file is read when the sink or the client is opened.
+Invariant: a secret is given as the name of its file; the file is read when the sink or the client is opened, and again
+when it has changed.
 """
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
+from logstore.base.secret_files import SecretFile
 from scheduler.client import CoordinatorClient, CoordinatorError
 from scheduler.client.addresses import parse_addresses
 from scheduler.client.tls import client_tls
@@ -148,7 +151,8 @@ def open_sink(settings: CheckpointSettings, report: Report = ignore, patience_s:
         return DirectorySink(Path(path))
     plans = None
     if settings.plans:
-        plans = PlanTable(settings.plans, read_token(settings.plans_token_file) or "")
+        token = _followed(settings.plans_token_file, report, "checkpointPlansToken")
+        plans = PlanTable(settings.plans, "" if token is None else token)
     return HdfsSink(HdfsSinkSettings(address, path, settings.user, patience_s), plans, report)
 
 
@@ -167,16 +171,23 @@ def open_coordinator(settings: CheckpointSettings, report: Report = ignore) -> C
         return None
     return CoordinatorClient(
         settings.coordinator,
-        token=read_token(settings.coordinator_token_file),
+        token=_followed(settings.coordinator_token_file, report, "checkpointCoordinatorToken"),
         ca_file=client_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file, report),
         patience_s=COORDINATOR_PATIENCE_S,
     )
 
 
+def _followed(file: str, report: Report, setting: str) -> SecretFile | None:
+    """A token as new as its file, None for no file. Raises CheckpointUrlRefused if it cannot be read now."""
+    return SecretFile(partial(_token, file), file, report, setting=setting) if file else None
+
+
 def read_token(file: str) -> str | None:
     """The token in a file, None for no file. Raises CheckpointUrlRefused if it cannot be read."""
-    if not file:
-        return None
+    return _token(file) if file else None
+
+
+def _token(file: str) -> str:
     try:
         with open(file, encoding="ascii") as source:
             return source.read(MAX_TOKEN_BYTES).strip()

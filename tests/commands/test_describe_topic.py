@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import socket
 import struct
+import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -10,10 +14,13 @@ from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import LEADER_NOT_AVAILABLE
-from logstore.commands.describe_topic import _known, _print_unknown
+from logstore.commands.connection import add_connection_arguments
+from logstore.commands.describe_topic import _known, _known_by_owners, _print_unknown
+from logstore.format.host_summaries import PlaceSummary
 from logstore.format.operator_api import DESCRIBE_TIER, encode_reply_body
 from logstore.format.tier_summaries import TieredPartition, TierReply
 from tests.client.test_cluster import A, ScriptedCluster, text
+from tests.support.limits import PATIENCE_S
 
 PARTITIONS = 3
 HIDDEN = 1
@@ -55,3 +62,42 @@ def test_an_end_that_is_hidden_is_that_partitions_alone(capsys: pytest.CaptureFi
     assert cluster.now_s == 0
     _print_unknown(found)
     assert capsys.readouterr().out.startswith("partition 1: its latest offset is unknown (LEADER_NOT_AVAILABLE).")
+
+
+class WaitingOwner(HidingOwner):
+    """An owner at a real address, which answers nobody before all owners have been asked."""
+
+    def __init__(self, all_asked: threading.Barrier) -> None:
+        super().__init__()
+        self._all_asked = all_asked
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        self._all_asked.wait(PATIENCE_S)
+        self._serve(A, connection)
+
+    def close(self) -> None:
+        """End it."""
+        self._listener.close()
+        super().close()
+
+
+def test_owners_are_asked_together() -> None:
+    """Three owners of which none answers before the others have been asked: what all of them know is shown."""
+    all_asked = threading.Barrier(PARTITIONS)
+    parser = argparse.ArgumentParser()
+    add_connection_arguments(parser)
+    arguments = parser.parse_args(["--timeout", str(PATIENCE_S)])
+    with ExitStack() as stack:
+        owners = [WaitingOwner(all_asked) for _ in range(PARTITIONS)]
+        for owner in owners:
+            stack.callback(owner.close)
+        places = [
+            PlaceSummary(partition, "a", owner.address, 1, 1, ("a",), (), 1, 0)
+            for partition, owner in enumerate(owners)
+        ]
+        found = _known_by_owners("t", places, arguments)
+    assert {partition: entry["earliest"] for partition, entry in found.items()} == dict.fromkeys(range(PARTITIONS), 7)

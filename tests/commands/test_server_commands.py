@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from logstore.client.admin import Admin
-from logstore.client.blocking import Client, TopicPartition
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.commands.hosts import progress
 from logstore.commands.queries import read_inputs
 from logstore.commands.status import place
@@ -86,6 +86,7 @@ def test_status_says_how_many_hosts_are_away() -> None:
 def test_status_says_what_is_there(sidecar: Sidecar, client: Client) -> None:
     """The counts are those of the sidecar, and the free bytes those of its disk."""
     before = ask(sidecar, "status", "--json").json
+    assert before["host"] is None
     client.create_topic("status-a", 3)
     produce(client, "status-a", 2)
     found = ask(sidecar, "status", "--json").json
@@ -100,6 +101,37 @@ def test_status_says_what_is_there(sidecar: Sidecar, client: Client) -> None:
     text = ask(sidecar, "status")
     assert text.status == 0
     assert found["cluster_id"] in text.out
+
+
+def test_status_says_whose_figures_it_shows(tmp_path: Path) -> None:
+    """A host of a cluster: its name, what is so of it alone, and apart from that what is so of the whole cluster; a
+    sidecar that is alone has no name.
+    """
+    metadata = f"sqlite:{tmp_path / 'metadata'}"
+    flags = ("--cluster", metadata, "--host-name", "north", "--node-id", "0", "--peer-listen", "127.0.0.1:0")
+    with (
+        Sidecar(tmp_path / "data", *flags) as host,
+        Client(parse_addresses(host.address), limit_s=PATIENCE_S) as client,
+    ):
+        client.create_topic("status-b", 2)
+        until(lambda: ask(host, "status", "--json").json["streams"] == 2, "the host does not lead its streams")
+        found = ask(host, "status", "--json").json
+        assert (found["host"], found["hosts"], found["topics"]) == ("north", 1, 1)
+        of_host, of_cluster = ask(host, "status").out.split("\n\n")
+    assert of_host.startswith(f"Of host north alone:\nhost     north, asked at {host.address}\n")
+    assert [line.split()[0] for line in of_host.splitlines()[1:]] == [
+        "host",
+        "version",
+        "up",
+        "leads",
+        "log",
+        "staged",
+        "disk",
+    ]
+    assert "leads    2 partitions\n" in of_host
+    assert of_cluster.startswith("Of the whole cluster, as host north knows it:\ncluster id  ")
+    named = [line.split()[0] for line in of_cluster.splitlines()[1:]]
+    assert named == ["cluster", "hosts", "topics", "groups", "readers", "queries"]
 
 
 def test_a_refused_connection_names_the_address_and_the_cure() -> None:

@@ -28,11 +28,12 @@ from scheduler.client.core import ApiRequest
 from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator import command
 from scheduler.coordinator.errors import StartError
-from scheduler.coordinator.front_settings import Security, read_token, server_tls
+from scheduler.coordinator.front_settings import Security, server_tls
 from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
+from scheduler.coordinator.tokens import read_token
 from scheduler.topology import racks
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator
 from spe_adapter.tools import checkpoints_command

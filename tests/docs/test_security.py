@@ -48,11 +48,10 @@ def environment() -> dict[str, str]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 def test_the_first_sidecar_for_a_network(tmp_path: Path) -> None:
-    """The section's commands in their order: certificates, the first user, the sidecar, a second user, a record.
-    Kafka's tool, which gives bob his rights, is left out: bob's record is refused, and the super user alice writes it.
+    """The section's commands in their order: certificates, the first user, the sidecar, a second user, his rights, a
+    record, which is refused before he has them.
     """
-    page = [command for command in commands("A first sidecar for a network") if "kafka-acls" not in command]
-    authority, certificate, first, serve, second, produce = page
+    authority, certificate, first, serve, second, rights, produce = commands("A first sidecar for a network")
     for command in (authority, certificate):
         done = shell(command.replace(HOST, "localhost"), tmp_path)
         assert done.returncode == 0, done.stderr
@@ -66,10 +65,11 @@ def test_the_first_sidecar_for_a_network(tmp_path: Path) -> None:
         address = f"localhost:{sidecar.port}"
         done = shell(second.replace(ADDRESS, address), tmp_path, f"{PASSWORDS['bob']}\n")
         assert done.returncode == 0, done.stderr
-        refused = shell(produce.replace(ADDRESS, address).replace("…", f'"{PASSWORDS["bob"]}"'), tmp_path)
-        assert "authorization failed" in refused.stderr.lower()
-        by_alice = produce.replace("=bob", "=alice").replace("…", f'"{PASSWORDS["alice"]}"')
-        written = shell(by_alice.replace(ADDRESS, address), tmp_path)
+        by_bob = produce.replace(ADDRESS, address).replace("…", f'"{PASSWORDS["bob"]}"')
+        assert "authorization failed" in shell(by_bob, tmp_path).stderr.lower()
+        done = shell(rights.replace(ADDRESS, address), tmp_path)
+        assert done.returncode == 0, done.stderr
+        written = shell(by_bob, tmp_path)
         assert written.returncode == 0, written.stderr
 
 

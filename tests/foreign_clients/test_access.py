@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.support.cli import cairn
 from tests.support.kafka_peer import run_tool
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
@@ -204,6 +205,46 @@ def test_acls_tool(sidecar: Sidecar) -> None:
     run_tool("acls", [*server, "--remove", "--force", *prefix])
     assert "User:alice" not in run_tool("acls", [*server, "--list"])
     assert "User:bob" in run_tool("acls", [*server, "--list", "--topic", "orders"])
+
+
+def listed(sidecar: Sidecar) -> set[tuple[str, ...]]:
+    """All entries, as `cairn acl list` shows them."""
+    found = cairn("acl", "list", "--servers", sidecar.address, "--timeout", str(PATIENCE_S), "--json")
+    return {tuple(entry.values()) for entry in found.json["acls"]}
+
+
+LINES = (
+    ("--allow-principal", "User:a", "--producer", "--topic", "t"),
+    ("--allow-principal", "User:a", "--producer", "--idempotent", "--topic", "t", "--transactional-id", "x"),
+    ("--allow-principal", "User:a", "--consumer", "--topic", "t", "--group", "g", "--allow-host", "10.0.0.1"),
+    ("--allow-principal", "User:a", "--producer", "--consumer", "--topic", "t", "--group", "*"),
+    ("--allow-principal", "User:a", "--operation", "Read", "--topic", "t-", "--group", "g-", "--resource-pattern-type",
+     "prefixed"),
+    ("--deny-principal", "User:*", "--deny-host", "0:0:0:0:0:0:0:1", "--operation", "All", "--cluster", "--topic", "*"),
+    ("--allow-principal", "User:CN=a,O=Sun\\, Inc.", "--deny-principal", "User:b", "--operation", "DescribeConfigs",
+     "--operation", "Alter", "--topic", "t", "--allow-host", "10.0.0.1", "--allow-host", "10.0.0.2"),
+)  # fmt: skip
+
+
+@with_java_tools
+def test_cairn_acl_means_what_kafkas_tool_means(sidecar: Sidecar) -> None:
+    """The same words make the same entries, line by line; and what one tool has made the other removes."""
+    server = ("--bootstrap-server", sidecar.address)
+    asked = ("--servers", sidecar.address, "--timeout", str(PATIENCE_S))
+    everybody = ("--allow-principal", ANONYMOUS, "--operation", "All", "--cluster")
+    assert cairn("acl", "add", *everybody, *asked).status == 0
+    before = listed(sidecar)
+    for words in LINES:
+        run_tool("acls", [*server, "--add", *words])
+        by_kafka = listed(sidecar) - before
+        finished = cairn("acl", "remove", *words, "--yes", *asked)
+        assert finished.status == 0, (words, finished.err)
+        assert listed(sidecar) == before, words
+        finished = cairn("acl", "add", *words, *asked)
+        assert finished.status == 0, (words, finished.err)
+        assert listed(sidecar) - before == by_kafka, words
+        run_tool("acls", [*server, "--remove", "--force", *words])
+        assert listed(sidecar) == before, words
 
 
 @with_java_tools

@@ -14,6 +14,7 @@ from logstore.base.events import ignore
 from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.settings import EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
+from logstore.base.secret_files import SecretFile
 from logstore.testing.metadata_contract import committed, put
 from tests.metadata.support import EtcdMember, etcd_members, etcd_store, needs_etcd, settings_for
 from tests.support.cli import cairn
@@ -67,12 +68,14 @@ async def why_unavailable(store: EtcdMetadataStore) -> str:
     return str(caught.value)
 
 
-async def etcdctl(member: EtcdMember, *words: str, user: str = "") -> None:
-    """Run etcd's own tool."""
+async def etcdctl(member: EtcdMember, *words: str, user: str = "", typed: str = "") -> None:
+    """Run etcd's own tool; `typed` is its standard input."""
     login: Sequence[str] = ("--user", user) if user else ()
     patience = ("--dial-timeout", f"{PATIENCE_S}s", "--command-timeout", f"{PATIENCE_S}s")
     command = ["etcdctl", "--endpoints", member.client, *patience, *login, *words]
-    await trio.run_process(command, env={"ETCDCTL_API": "3"}, capture_stdout=True, capture_stderr=True)
+    await trio.run_process(
+        command, stdin=typed.encode(), env={"ETCDCTL_API": "3"}, capture_stdout=True, capture_stderr=True
+    )
 
 
 @pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl is installed: apt-get install etcd-client")
@@ -115,3 +118,35 @@ async def test_users_and_rights(tmp_path: Path) -> None:
                     async with refused.watch("", begin) as watch:
                         with pytest.raises(MetadataRefused, match=said):
                             await watch.receive()
+
+
+@pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl is installed: apt-get install etcd-client")
+async def test_a_password_is_as_new_as_its_file(tmp_path: Path) -> None:
+    """Once the file has the new password, etcd may have it: its tokens end then, and the store logs in by what the file
+    has. Where etcd has it first, the store is refused until the file has it, and then goes on.
+    """
+    path = tmp_path / "password"
+    path.write_text("secret", encoding="utf-8")
+    login = {"user": "cairn", "password": SecretFile(path.read_text, str(path), ignore, setting="etcd-password-file")}
+    with etcd_members(tmp_path) as members:
+        (member,) = members
+        for words in (
+            ("user", "add", "root:root"), ("user", "grant-role", "root", "root"),
+            ("user", "add", "cairn:secret"), ("role", "add", "cairn"), ("user", "grant-role", "cairn", "cairn"),
+            ("role", "grant-permission", "cairn", "readwrite", "/cairn/", "--prefix=true"), ("auth", "enable"),
+        ):  # fmt: skip
+            await etcdctl(member, *words)
+        change = ("user", "passwd", "cairn", "--interactive=false")
+        async with open_etcd(settings_for(members, **login), Random(0), ignore) as store:
+            await committed(store, put("a", b"1"))
+            path.write_text("second", encoding="utf-8")
+            await etcdctl(member, *change, user="root:root", typed="second\n")
+            await committed(store, put("a", b"2"))
+            await etcdctl(member, *change, user="root:root", typed="the-third\n")
+            with pytest.raises(MetadataRefused, match="check user and password"):
+                await store.get("a")
+            path.write_text("the-third", encoding="utf-8")
+            await committed(store, put("a", b"3"))
+            found = (await store.get("a")).entry
+            assert found is not None
+            assert found.value == b"3"

@@ -100,6 +100,8 @@ class StandingBy:
                 scheme = "http" if self._settings.security.tls is None else "https"
                 url = f"{scheme}://{cluster.advertised or self.address}"
                 background.start_soon(self.stand, cluster, url)
+                if self._settings.security.tokens is not None:
+                    background.start_soon(self._settings.security.tokens.follow, self.environment.report)
                 if self._network is not None:
                     background.start_soon(self._network.follow, self.change_network)
                 task_status.started(self)
@@ -209,9 +211,11 @@ class StandingBy:
         return outcome
 
     def look_again(self) -> None:
-        """Read the file with the network again soon."""
+        """Read the files with the network and with the token again soon."""
         if self._network is not None:
             self._network.look_again()
+        if self._settings.security.tokens is not None:
+            self._settings.security.tokens.look_again()
 
     async def resign(self) -> None:
         """Let another host lead, before an end."""

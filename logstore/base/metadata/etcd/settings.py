@@ -4,6 +4,7 @@ Invariant: settings are checked when they are made; a wrong one is a FieldError 
 """
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -52,7 +53,8 @@ class EtcdSettings:
     endpoints: tuple[str, ...]
     namespace: str = "/cairn/"
     user: str = ""
-    password: str = ""
+    password: str | Callable[[], str] = ""
+    """A text, or what gives it before each login."""
     tls: EtcdTls | None = None
     """None: the system's authorities, for endpoints with https."""
     attempt_s: float = 2.0

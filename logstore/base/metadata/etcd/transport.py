@@ -346,7 +346,8 @@ class EtcdTransport:
         """Get a token if there is a user. Raises AttemptFailed, MetadataRefused."""
         if not self.settings.user or self._token or self._without_users:
             return
-        body = {"name": self.settings.user, "password": self.settings.password}
+        password = self.settings.password
+        body = {"name": self.settings.user, "password": password() if callable(password) else password}
         try:
             call = _Call("auth/authenticate", body, self._clients.calls)
             status, data = await self._ask(endpoint, call, self.limits.limit_s())

@@ -1,0 +1,163 @@
+"""`cairn acl`: the access control list entries of a sidecar or a cluster: show, add, remove.
+
+Invariants: `list` changes nothing. `remove` shows what it would remove, and asks at the terminal or wants `--yes` where
+that is more than one entry; it removes what its line means when it is done, not what was shown. The first entry ends
+that everybody may do everything, and the last may bring that back: either is said on standard error.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Final, TextIO
+
+from logstore.access.acls import Acl, Operation, PatternType, Permission, ResourceType
+from logstore.client.acl_wire import AclEntry, AclEntryFilter
+from logstore.client.admin import Admin
+from logstore.commands.acl_words import add_entry_arguments, add_filter_arguments, entries_of, filters_of, word_of
+from logstore.commands.connection import add_action, add_connection_arguments, connect
+from logstore.commands.output import EXIT_FAILED, UsageError, counted, print_json, print_table, run
+from logstore.errors import CairnError
+
+TITLES: Final = ("resource", "name", "pattern", "principal", "host", "operation", "permission")
+ANY: Final = 1
+EVERYTHING: Final = AclEntryFilter(ANY, None, ANY, None, None, ANY, ANY)
+YES: Final = ("y", "yes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn acl`."""
+    add_connection_arguments(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = add_action(actions, "list", "entries: all, or those that apply to a name, a principal, an operation")
+    add_filter_arguments(listing, pattern="match", has_roles=False)
+    add = add_action(actions, "add", "allow or deny somebody something")
+    add_entry_arguments(add)
+    remove = add_action(actions, "remove", "remove all entries that the line means")
+    add_filter_arguments(remove, pattern="literal", has_roles=True)
+    remove.add_argument("--yes", "--force", action="store_true", help="do not ask")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    return run("acl", arguments, _acl)
+
+
+def _acl(arguments: argparse.Namespace) -> int:
+    with connect(arguments) as client:
+        admin = Admin(client)
+        match arguments.action:
+            case "add":
+                return _add(admin, arguments)
+            case "remove":
+                return _remove(admin, arguments)
+            case _:
+                return _list(admin, arguments)
+
+
+def _list(admin: Admin, arguments: argparse.Namespace) -> int:
+    found = _found(admin, [AclEntryFilter(*wanted) for wanted in filters_of(arguments)])
+    _show("acls", found, arguments)
+    return 0
+
+
+def _add(admin: Admin, arguments: argparse.Namespace) -> int:
+    entries = [_entry(acl) for acl in entries_of(arguments)]
+    before = set(admin.acls(EVERYTHING))
+    admin.create_acls(entries)
+    _show("added", entries, arguments)
+    if not arguments.json:
+        there = sum(entry in before for entry in entries)
+        more = f"; {there} already there" if there else ""
+        print(f"added: {counted(len(entries) - there, 'ACL')}{more}")
+    if not before:
+        print(
+            "cairn acl add: these are the first ACLs: what no ACL allows is refused from now on, except to users "
+            "of super-users",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
+    filters = [AclEntryFilter(*wanted) for wanted in filters_of(arguments)]
+    found = _found(admin, filters)
+    if not found:
+        raise CairnError("no ACL is so; `cairn acl list` shows all that there are")
+    if len(found) > 1 and not arguments.yes and not _is_meant(found):
+        return EXIT_FAILED
+    before = set(admin.acls(EVERYTHING))
+    gone = sorted({*found, *admin.delete_acls(filters)})
+    _show("removed", gone, arguments)
+    if not arguments.json:
+        print(f"removed: {counted(len(gone), 'ACL')}")
+    if before.issubset(gone):
+        print(
+            "cairn acl remove: no ACL is left: without users (`cairn user list`) everybody may do everything, with "
+            "users only those of super-users may do anything",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _is_meant(found: Sequence[AclEntry]) -> bool:
+    """Whether the person at the terminal wants these removed. Raises UsageError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"{len(found)} ACLs would be removed, `cairn acl list` shows them; say so with --yes")
+    _print(found, file=sys.stderr)
+    print(f"Remove these {len(found)} ACLs? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in YES:
+        return True
+    print("nothing was removed", file=sys.stderr)
+    return False
+
+
+def _found(admin: Admin, filters: Iterable[AclEntryFilter]) -> list[AclEntry]:
+    """What any of the filters means, sorted."""
+    return sorted({entry for wanted in filters for entry in admin.acls(wanted)})
+
+
+def _entry(acl: Acl) -> AclEntry:
+    return AclEntry(
+        int(acl.resource_type),
+        acl.name,
+        int(acl.pattern),
+        acl.principal,
+        acl.host,
+        int(acl.operation),
+        int(acl.permission),
+    )
+
+
+# ---- what is shown
+
+
+def _show(key: str, entries: Sequence[AclEntry], arguments: argparse.Namespace) -> None:
+    """As a table, or as a list under a key of JSON."""
+    if arguments.json:
+        print_json({key: [_values(entry) for entry in entries]})
+    else:
+        _print(entries)
+
+
+def _print(entries: Sequence[AclEntry], *, file: TextIO | None = None) -> None:
+    print_table(TITLES, [tuple(_values(entry).values()) for entry in entries], nothing="there are no ACLs", file=file)
+
+
+def _values(entry: AclEntry) -> Mapping[str, str]:
+    """An entry in the words of the documentation."""
+    return {
+        "resource_type": _word(ResourceType, entry.resource_type),
+        "name": entry.name,
+        "pattern_type": _word(PatternType, entry.pattern).upper(),
+        "principal": entry.principal,
+        "host": entry.host,
+        "operation": _word(Operation, entry.operation),
+        "permission": _word(Permission, entry.permission).upper(),
+    }
+
+
+def _word(kind: type[IntEnum], number: int) -> str:
+    """The word of a number; the number itself where a newer server knows more."""
+    known = {int(value): word_of(value) for value in kind}
+    return known.get(number, str(number))
