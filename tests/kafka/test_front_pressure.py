@@ -525,7 +525,7 @@ async def fetched(server: Server, request: fetch.FetchRequest, turns: int) -> in
 
 
 async def test_the_tail_gives_way_to_large_requests(tmp_path: Path) -> None:
-    """While requests of 1 MB wait for the disk, the tail and they have one bound; behind them the tail has all of it."""
+    """While they wait for the disk, the tail and they have one bound; behind them the tail has all of it."""
     async with serving(tmp_path, store_settings=StoreSettings(tail_bytes=4 * MIB)) as server:
         tail = server.engine.store.tail
         server.kafka.share_memory(tail)
