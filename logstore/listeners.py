@@ -39,7 +39,7 @@ def parse_listeners(
             raise ConfigError(
                 f"{text} can be reached from other machines, without TLS and authentication: use SASL_SSL://{address}, "
                 f"or SSL://{address} with --tls-client-auth required; or listen on 127.0.0.1; or add --insecure if the "
-                "network is yours alone"
+                "network is private"
             )
         host, port = _address(advertise[number]) if number < len(advertise) else (None, None)
         listeners.append(Listener(address.host, address.port, host, port, protocol))

@@ -82,7 +82,7 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
     ClusterMetricEntry("cairn_copy_coordinator", "gauge", (), "1: this host plans the copies of the cluster",
                        _one(lambda x: int(x.copies.is_coordinator))),
     ClusterMetricEntry("cairn_copy_slots", "gauge", (),
-                       "hosts from which copies come at full speed, as allowed by the coordinator of checkpoints",
+                       "hosts whose copies may come as fast as appends allow, by the coordinator of checkpoints",
                        _one(lambda x: x.copies.slots)),
     ClusterMetricEntry("cairn_copy_slots_waiting", "gauge", (),
                        "hosts from which copies come at the minimum rate, as checkpoints or other copies go first",

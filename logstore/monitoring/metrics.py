@@ -311,7 +311,7 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
     # ---- epochs
     MetricEntry("cairn_epochs_committed_total", "counter", (), "epochs whose commit became durable",
                 _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.committed)),
-    MetricEntry("cairn_epochs_aborted_total", "counter", (), "epochs aborted with their staged output dropped",
+    MetricEntry("cairn_epochs_aborted_total", "counter", (), "aborts that dropped staged output",
                 _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.aborted)),
     MetricEntry("cairn_staged_bytes", "gauge", (), "bytes of staged output that is not committed",
                 _one(lambda x: x.staged_bytes)),

@@ -190,7 +190,7 @@ class Dispatch:
                 return error_response(BAD_REQUEST, str(error), field_name="placement")
         trace = "".join(traceback.format_exception(error))
         self._report(REQUEST_CRASHED, operation=operation, trace=trace)
-        return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+        return error_response(INTERNAL_ERROR, "a bug in the coordinator; see its log")
 
 
 def api_error_response(error: ApiError) -> HttpResponse:

@@ -69,7 +69,7 @@ def _plan_metrics(coordinator: "Coordinator") -> Iterable[Metric]:
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
     going, waiting = coordinator.copy_slots.counts
     yield _metric(
-        "copy_slots", "gauge", "pairs of hosts whose copies of log chunks may run at full speed, or wait to",
+        "copy_slots", "gauge", "pairs of hosts whose copies of log chunks may be fast, or wait for a slot",
         [({"state": "going"}, going), ({"state": "waiting"}, waiting)],
     )  # fmt: skip
     yield _counter("copy_slots_total", "slots granted for copies of log chunks", coordinator.copy_slots.told)

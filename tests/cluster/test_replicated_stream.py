@@ -462,7 +462,7 @@ async def test_full_disks_are_told_where_they_are_why_members_are_too_few() -> N
     with pytest.raises(NotEnoughReplicas, match="start another"):
         front.append(b"refused")
     front.clock.advance(round(1000 * CROWDED_S) + 1)
-    with pytest.raises(StorageFailed, match="has no room"):
+    with pytest.raises(StorageFailed, match="has no space"):
         front.append(b"refused")
 
 

@@ -309,7 +309,7 @@ async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
         stream.crowded()
         at.front.append(b"1")
         at.clock.advance(round(CROWDED_S * 1000) + 100)
-        with pytest.raises(StorageFailed, match="has no room"):
+        with pytest.raises(StorageFailed, match="has no space"):
             at.front.append(b"2")
         at.owner.ack()
         with pytest.raises(NotEnoughReplicas, match="an earlier batch was refused just now"):

@@ -148,7 +148,7 @@ class OutgoingLink:
             link = await connect(self._own, peer.address)
         except ConnectionRefusedError:
             self.is_stranger = False
-            self._note_trouble(peer, "nobody listens there: is the host's process running?")
+            self._note_trouble(peer, "no process listens there: is the host running?")
             if peer is self._peer:  # otherwise the host has moved meanwhile
                 self._own.observer.refused(self.host)
             return None

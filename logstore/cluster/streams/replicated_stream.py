@@ -265,8 +265,8 @@ class ReplicatedStream(TieredBounds):
         since_s = self._crowded_s
         if since_s is not None and self._services.clock.monotonic_s() - since_s > CROWDED_S:
             raise StorageFailed(
-                f"{self.name}: the disk of a host that has the stream's newest chunk has no room, and too few other "
-                "hosts live; delete topics or records, lower their retention, or make room on that disk"
+                f"{self.name}: the disk of a host that has the stream's newest chunk has no space, and too few "
+                "other hosts live; delete topics or records, lower their retention, or free space on that disk"
             )
         if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             raise NotEnoughReplicas(

@@ -267,5 +267,5 @@ def decode_entry(entry: Entry) -> tuple[str, bytes]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"the entry {entry.key!r} of the metadata store is not a user, ACL or quota: {error}; remove it, and "
-            "make it anew"
+            "create it again"
         ) from error
