@@ -104,7 +104,8 @@ def test_behind_a_load_there_is_one_more_look() -> None:
                 await trio.testing.wait_all_tasks_blocked()
             assert watched.heap.looks == looks - 1
             watched.meter.note_write(1)
-            while watched.heap.looks < looks:  # the look before may still be on its thread: then it does not see this jump
+            # The look before may still be on its thread, and not see the first jump.
+            while watched.heap.looks < looks:
                 clock.jump(LOOK_S)
                 for _ in range(THREADS_TURNS):
                     await trio.lowlevel.checkpoint()
