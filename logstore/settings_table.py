@@ -57,7 +57,10 @@ SETTINGS: tuple[Setting, ...] = (
         *("log", "journal-bytes", DEFAULT_FILE_BYTES, 0, 1 << 34),
         "size of each journal file (at most three exist); 0: no journal, every append goes directly to its chunk",
     ),
-    Setting("log", "tail-bytes", DEFAULT_TAIL_BYTES, _MIB, 1 << 40, "memory for the newest batches of all streams"),
+    Setting(
+        *("log", "tail-bytes", DEFAULT_TAIL_BYTES, _MIB, 1 << 40),
+        "memory for the newest batches of all streams; requests on their way get up to half of it",
+    ),
     Setting(
         "log",
         "retention-ms",

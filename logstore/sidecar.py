@@ -45,7 +45,7 @@ from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
-from logstore.disk.meter import DiskMeter
+from logstore.disk.heap_watch import watch_heap
 from logstore.disk.parallel import map_on_threads
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
@@ -117,9 +117,6 @@ CLUSTER_FRONT = "logstore.cluster_front"
 """Loaded only where a sidecar takes part in a cluster; nothing else here loads what only such a host needs."""
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
-HEAP_INTERVAL_S = 2.0
-HEAP_BYTES = 16 << 20
-"""About what the tail holds: when so much has been replaced, the heap may have other holes."""
 OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
 """Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
 
@@ -253,7 +250,9 @@ def _start_upkeep(
     """Start what runs beside the service: log lines, the service manager's watchdog, memory, certificates, state."""
     nursery.start_soon(reporter.run, trio.sleep)
     nursery.start_soon(service_manager.run_watchdog, trio.sleep)
-    nursery.start_soon(_give_back_memory, watched.disk)
+    tail = watched.served.engine.store.tail
+    watched.served.server.share_memory(tail)
+    nursery.start_soon(watch_heap, Heap(), tail, watched.disk)
     nursery.start_soon(FullCollections(watched.served_so_far).run, trio.sleep)
     if tls is not None:
         nursery.start_soon(follow_certificates, tls, watched.clock, watched.events)
@@ -428,17 +427,6 @@ def _shared_state(settings: SidecarConfig, clock: Clock) -> SharedState | None:
     if not settings.state_directory:
         return None
     return SharedState(settings.state_directory, settings.state_idle_ms, clock)
-
-
-async def _give_back_memory(meter: DiskMeter) -> None:
-    """Give back what a load has left free; looks after each HEAP_BYTES to or from the disk, and never returns."""
-    heap, seen_bytes = Heap(), 0
-    while True:
-        await trio.sleep(HEAP_INTERVAL_S)
-        moved_bytes = meter.written_bytes + meter.read_bytes
-        if moved_bytes - seen_bytes >= HEAP_BYTES:
-            seen_bytes = moved_bytes
-            await trio.to_thread.run_sync(heap.tidy)
 
 
 async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None:

@@ -50,7 +50,7 @@ WHY = {
     "consume, tail": "What a reader at the tail gets is what is produced, and Cairn's records are synced first.",
     "produce p99 beside": "A request that arrives while a MiB is read and sent waits for the rest of that, and where "
     "two processors serve reader, producer and sidecar, for one of them.",
-    "resident memory": "Connections, the tail (16 MiB) and what is in flight add up, with what the allocator keeps.",
+    "resident memory": "Python, libraries, streams, connections, tail and requests (16 MiB), and what allocators keep.",
     "the load generator": "The load was the limit in some cell: look at the processor time of a request there.",
     "refused": "What is left is the network: receiving, the event loop's turn, and sending.",
     "seek": "Behind the restart the first look-up of each chunk loads its index on a thread: two in a hundred.",

@@ -34,13 +34,40 @@ _CHOSEN: Final = _NEVER - 1
 """In place of a number of young collections: `FullCollections` decides, unless many streams are made."""
 
 
+class _OldestRule:
+    """When this process searches all that is in sight: the one place that changes the collector's thresholds.
+
+    Blocks of `making` and `FullCollections` begin and end in any order: what Python itself would do comes back with the
+    end of the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._pythons = gc.get_threshold()
+        """As they were when the first of those began that are under way now."""
+        self._blocks = self._choosers = 0
+
+    def change(self, *, blocks: int = 0, choosers: int = 0) -> None:
+        """So many more blocks with many streams, and more `FullCollections`, are under way."""
+        if not self._blocks and not self._choosers:
+            self._pythons = gc.get_threshold()
+        self._blocks += blocks
+        self._choosers += choosers
+        youngest, young, oldest = self._pythons
+        gc.set_threshold(youngest, young, _NEVER if self._blocks else _CHOSEN if self._choosers else oldest)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether `FullCollections` may search now."""
+        return self._choosers > 0 and not self._blocks
+
+
+_RULE: Final = _OldestRule()
+
+
 class Collector:
     """The collector of this process, told of the streams that are made and deleted: each is some twenty objects."""
 
     def __init__(self) -> None:
-        self._thresholds = gc.get_threshold()
-        """As they were when the first of the blocks began that run now."""
-        self._blocks = 0
         self._in_sight = 0
         self._deleted = 0
 
@@ -51,18 +78,12 @@ class Collector:
         if self._in_sight < MANY:
             yield
             return
-        if not self._blocks:
-            self._thresholds = gc.get_threshold()
-        self._blocks += 1
-        youngest, young, _ = self._thresholds
-        gc.set_threshold(youngest, young, _NEVER)
+        _RULE.change(blocks=1)
         try:
             yield
         finally:
-            self._blocks -= 1
             gc.freeze()
-            if not self._blocks:
-                gc.set_threshold(*self._thresholds)
+            _RULE.change(blocks=-1)
             self._in_sight = 0
 
     def deleted(self, streams: int) -> None:
@@ -88,22 +109,21 @@ class FullCollections:
         """Look every LOOK_S seconds until cancelled, and leave it to Python then; `sleep` waits for a number of
         seconds.
         """
-        thresholds = gc.get_threshold()
-        gc.set_threshold(*thresholds[:2], _CHOSEN)
+        _RULE.change(choosers=1)
         try:
             while True:
                 await sleep(LOOK_S)
                 self.look()
         finally:
-            gc.set_threshold(*thresholds)
+            _RULE.change(choosers=-1)
 
     def look(self) -> None:
         """Search all that is in sight, if that is due."""
         seen, self._seen = self._seen, self._served()
-        youngest, young, chosen = gc.get_threshold()
+        youngest, young, _ = gc.get_threshold()
         due = max(DUE, self._in_sight // (GROWTH * youngest * young))
         if seen != self._seen:
             due *= LATE
-        if chosen == _CHOSEN and gc.get_count()[2] >= due:
+        if _RULE.is_chosen and gc.get_count()[2] >= due:
             gc.collect()
             self._in_sight = len(gc.get_objects(generation=2))

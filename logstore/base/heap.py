@@ -3,8 +3,8 @@
 Small allocations of one load (batches, frames) leave holes between what stays, which the C library keeps for the
 program. Under a load of another kind, such as large batches, which are mapped one by one, nothing uses the holes.
 
-Invariants: nothing that is in use changes. While a load fills its holes again and again, their pages stay: giving them
-back would cost a page fault for each. Where the C library has no such calls, nothing happens.
+Invariants: nothing that is in use changes. A steady load has fewer holes than HOLES_BYTES, and its pages stay: giving
+them back would cost a page fault for each. Where the C library has no such calls, nothing happens.
 """
 
 import ctypes
@@ -14,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-HOLES_BYTES: Final = 16 << 20
+HOLES_BYTES: Final = 8 << 20
 """Free memory above this is a load's that is over: a steady one has a third of the tail's size in holes."""
+GROWN_BYTES: Final = 4 << 20
+"""So much more memory than at its least may be holes with pages, and not only holes whose pages went back."""
 _FREE_BYTES = "free_bytes"
 _MAPS: Final = Path("/proc/self/maps")
+_SIZES: Final = Path("/proc/self/statm")
 _CODE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \d+ +(/.*)")
 
 
@@ -35,8 +38,10 @@ class Heap:
     """The C library's heap."""
 
     def __init__(self, holes_bytes: int = HOLES_BYTES) -> None:
+        self.times_given_back = 0
         self._holes_bytes = holes_bytes
-        self._is_given_back = False
+        self._least_bytes = _resident_bytes()
+        """The least memory that was resident at a look since the holes went back."""
         library = ctypes.CDLL(None)
         self._trim = getattr(library, "malloc_trim", None)
         self._info = getattr(library, "mallinfo2", None)
@@ -44,19 +49,36 @@ class Heap:
             self._info.restype = _Info
 
     def tidy(self) -> bool:
-        """Give back the pages of the holes if these have become large; returns whether it did.
+        """Give back the holes' pages if these have become large; returns whether it did. Blocks as `give_back`."""
+        if self._trim is None or self._info is None:
+            return False
+        resident_bytes = _resident_bytes()
+        self._least_bytes = min(self._least_bytes, resident_bytes)
+        # What was given back counts as free, too, and holes between what stays may be as large for ever: only where
+        # memory has grown since, they may have been filled and left again.
+        has_grown = resident_bytes - self._least_bytes >= GROWN_BYTES
+        is_due = has_grown and getattr(self._info(), _FREE_BYTES) >= self._holes_bytes
+        if is_due:
+            self.give_back()
+        return is_due
+
+    def give_back(self) -> None:
+        """Give back the pages of the holes.
 
         Blocks for some milliseconds without the interpreter's lock; other threads that allocate wait meanwhile.
         """
-        if self._trim is None or self._info is None:
-            return False
-        # What was given back counts as free, too: the next time is after the holes have been filled.
-        has_holes = getattr(self._info(), _FREE_BYTES) >= self._holes_bytes
-        is_due = has_holes and not self._is_given_back
-        self._is_given_back = has_holes
-        if is_due:
+        if self._trim is not None:
             self._trim(0)
-        return is_due
+            self.times_given_back += 1
+            self._least_bytes = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    """What of the program's own memory is resident, without pages of files; 0 where the system does not say."""
+    with suppress(OSError):
+        _, resident, shared, *_ = _SIZES.read_bytes().split()
+        return (int(resident) - int(shared)) * mmap.PAGESIZE
+    return 0
 
 
 def give_back_code(library: str) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 import trio
 
 from logstore.log.stream_state import AnsweredEarly, AppendTicket
+from logstore.log.tail import LARGE_BYTES
 
 
 class RequestBudget:
@@ -25,6 +26,8 @@ class RequestBudget:
         self._freed: trio.Event | None = None
         self._kept: set[AppendTicket] = set()
         """The tickets of batches whose bytes are kept: each counts once, however often it is sent again."""
+        self.on_large: Callable[[], None] = _nothing
+        """Called when a large request has been counted: others may give way to it."""
         self.kept_bytes = 0
         """Bytes of requests that were answered before their batches were acknowledged."""
 
@@ -41,6 +44,8 @@ class RequestBudget:
     def take(self, size: int) -> None:
         """Count a request."""
         self._used_bytes += size
+        if size >= LARGE_BYTES:
+            self.on_large()
 
     def give(self, size: int) -> None:
         """Give back a request's bytes: the request is done, or the log holds its bytes now."""
@@ -89,6 +94,10 @@ class RequestBudget:
             if self._freed is None:
                 self._freed = trio.Event()
             await self._freed.wait()
+
+
+def _nothing() -> None:
+    """Nobody gives way."""
 
 
 def _present(ticket: AppendTicket) -> AppendTicket:

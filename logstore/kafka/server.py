@@ -28,6 +28,7 @@ from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.places import Places
 from logstore.kafka.security.login import Authenticator, Login
 from logstore.kafka.security.protocols import SecurityProtocol
+from logstore.log.tail import Tail
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
@@ -96,6 +97,16 @@ class KafkaServer:
     def request_bytes(self) -> int:
         """Bytes of requests that are being handled now."""
         return self._requests.used_bytes
+
+    def share_memory(self, tail: Tail) -> None:
+        """Have the tail give way to requests."""
+        tail.coming_bytes = self._coming_bytes
+        self._requests.on_large = tail.make_room
+
+    def _coming_bytes(self) -> int:
+        arrivals, requests = self._arrivals, self._requests
+        arriving_bytes = arrivals.ordinary.used_bytes + arrivals.long.used_bytes
+        return arriving_bytes + requests.used_bytes + requests.kept_bytes
 
     async def serve(
         self,

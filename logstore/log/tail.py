@@ -4,11 +4,15 @@ Invariants:
 * A stream's tail is contiguous and ends at its high watermark; eviction drops the batch that was added first over all
   streams.
 * The tail holds only synced, visible batches, so reads from it need no second check.
+* One bound is for the tail and for the requests that come to it: the tail gives way to these, up to GIVEN_SHARE of the
+  bound, as soon as a large one is there.
+* Small batches lie in the C library's heap and large ones in pages of their own. Whenever large ones have replaced
+  HOLES_BYTES of small ones, net of the small ones that came meanwhile, the tail says so; other loads cost it nothing.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from logstore.format.batch import HEADER_BYTES
@@ -16,6 +20,13 @@ from logstore.format.batch import HEADER_BYTES
 ENTRY_OVERHEAD_BYTES = 700
 """Memory of an entry beside its bytes, as measured: two objects for the buffer, two for its view, the entry, its
 offsets, its place in the order. It is counted so that many small batches do not exceed the bound."""
+GIVEN_SHARE = 2
+"""The tail keeps 1/GIVEN_SHARE of the bound however much is on its way to it."""
+LARGE_BYTES = 32 * 1024
+"""From here on a batch came in a frame with pages of its own (`SMALL_BYTES` of `kafka/frames.py`), which go back to the
+operating system with it."""
+HOLES_BYTES = 4 << 20
+"""Small batches that leave so much behind leave holes in the heap that large ones do not fill."""
 _COMPACT_AT = 256
 
 
@@ -107,20 +118,64 @@ _GONE = TailEntry(-1, -1, memoryview(b""), False)
 
 
 class Tail:
-    """The bound on the memory of all tails: first in, first out."""
+    """The bound on the memory of all tails and of what comes to them: first in, first out."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        self.coming_bytes: Callable[[], int] = _nothing_comes
+        """Bytes of requests that are in memory, and whose batches are not in the tail yet."""
+        self.on_holes: Callable[[], None] = _nothing
+        """Called when small batches have left another HOLES_BYTES of holes in the heap."""
         self._order: deque[tuple[StreamTail, int]] = deque()
+        self._large_bytes = 0
+        self._most_small_bytes = 0
+        """Since `on_holes` was called last. Only large batches replace small ones, so only they look."""
 
     def push(self, stream: StreamTail, entry: TailEntry) -> None:
         """Add a stream's next batch, and evict batches until the bound holds."""
         cost = max(len(entry.buffer), HEADER_BYTES) + ENTRY_OVERHEAD_BYTES
         stream.push(entry)
         self._order.append((stream, cost))
+        if cost < LARGE_BYTES:
+            self.used_bytes += cost
+            self._evict()
+            return
+        self._note_small()
         self.used_bytes += cost
-        while self.used_bytes > self.max_bytes:
+        self._large_bytes += cost
+        self._evict()
+        self._look_for_holes()
+
+    def make_room(self) -> None:
+        """A large request has come: evict batches until the bound holds."""
+        self._note_small()
+        self._evict()
+        self._look_for_holes()
+
+    def _evict(self) -> None:
+        limit_bytes = self.max_bytes - min(self.coming_bytes(), self.max_bytes // GIVEN_SHARE)
+        while self.used_bytes > limit_bytes:
             oldest, freed = self._order.popleft()
             oldest.pop_oldest()
             self.used_bytes -= freed
+            if freed >= LARGE_BYTES:
+                self._large_bytes -= freed
+
+    def _note_small(self) -> None:
+        self._most_small_bytes = max(self._most_small_bytes, self.used_bytes - self._large_bytes)
+
+    def _look_for_holes(self) -> None:
+        small_bytes = self.used_bytes - self._large_bytes
+        if self._most_small_bytes - small_bytes >= HOLES_BYTES:
+            self._most_small_bytes = small_bytes
+            self.on_holes()
+
+
+def _nothing_comes() -> int:
+    """Nobody says what comes."""
+    return 0
+
+
+def _nothing() -> None:
+    """Nobody gives memory back."""

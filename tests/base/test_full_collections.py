@@ -104,3 +104,25 @@ def test_streams_that_are_made_are_not_searched(process: Process) -> None:
             nursery.cancel_scope.cancel()
 
     run_virtual(main, seed=1)
+
+
+def test_streams_that_are_being_made_at_its_start_leave_the_choice_to_it(process: Process) -> None:
+    """A block that began before it ends in it: then it searches in a moment of quiet, as otherwise; and one that ends
+    behind it leaves the thresholds to Python.
+    """
+
+    async def main() -> None:
+        collector = Collector()
+        async with trio.open_nursery() as nursery:
+            early, late = collector.making(MANY), collector.making(MANY)
+            early.__enter__()
+            nursery.start_soon(FullCollections(lambda: process.served).run, trio.sleep)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await process.make(2 * DUE, is_busy=False) == 0
+            early.__exit__(None, None, None)
+            assert await process.make(DUE, is_busy=False) == 1
+            late.__enter__()
+            nursery.cancel_scope.cancel()
+        late.__exit__(None, None, None)
+
+    run_virtual(main, seed=1)

@@ -65,3 +65,29 @@ def test_code_that_does_not_run_is_given_back() -> None:
     given_bytes, still_works = found.stdout.split()
     assert int(given_bytes) > 5_000_000
     assert still_works == "True"
+
+
+AGAIN_SCRIPT = """
+from logstore.base.heap import Heap
+
+def resident_bytes():
+    return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+heap = Heap()
+lasting = [bytearray(1000) for _ in range(40_000)]
+kept = lasting[::100]
+del lasting
+assert heap.tidy()
+for _ in range(2):
+    batches = [bytearray(1000) for _ in range(12_000)]
+    full = resident_bytes()
+    kept += batches[::100]
+    del batches
+    print(heap.tidy(), full - resident_bytes() > 8_000_000, heap.tidy())
+"""
+
+
+def test_holes_that_are_filled_and_left_again_are_given_back_again() -> None:
+    """Beside others that stay as they are, whose pages went back before."""
+    found = subprocess.run([sys.executable, "-c", AGAIN_SCRIPT], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "True", "False"] * 2

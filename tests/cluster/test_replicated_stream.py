@@ -8,7 +8,7 @@ import trio.testing
 
 from logstore.cluster.streams import refusal_window
 from logstore.cluster.streams.acknowledged_end import SELDOM_S
-from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S, RefusedFirsts
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S, RefusalWindow, RefusedFirsts
 from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -21,10 +21,11 @@ from logstore.errors import (
     StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.format.batch import parse_header
+from logstore.format.batch import BatchHeader, parse_header
 from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import decode_snapshots
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
+from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.support import Front, MemoryOwner, Tasks
 
@@ -224,7 +225,7 @@ async def test_refused_producers_are_forgotten_with_age() -> None:
 
 
 async def test_refused_producers_of_all_streams_of_a_host_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest are forgotten, of whichever stream; what is known of the others holds."""
+    """The stream that has the most forgets its oldest, so all have as many; what is known of the others holds."""
     monkeypatch.setattr(refusal_window, "MAX_OF_HOST", 5)
     of_host, owners = RefusedFirsts(), [MemoryOwner() for _ in range(3)]
     fronts = [Front(owner, refused=of_host) for owner in owners]
@@ -235,12 +236,38 @@ async def test_refused_producers_of_all_streams_of_a_host_are_bounded(monkeypatc
         for producer_id in range(3):
             with pytest.raises(NotEnoughReplicas):
                 front.append(b"x", producer_id=producer_id, sequence=0)
-    assert [front.stream._window.first_refused for front in fronts] == [0, 2, 3]
+    assert [front.stream._window.first_refused for front in fronts] == [1, 2, 2]
     assert of_host.count == 5
     for front in fronts:
         front.clock.advance(round(1000 * FIRST_S))
         front.stream.tidy()
     assert of_host.count == 0
+
+
+def test_refused_producers_of_a_few_streams_cost_another_stream_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are refused there, the first batch of the other one is in front of its second. Those of streams that
+    nobody looks after go once they are not waited for.
+    """
+    monkeypatch.setattr(refusal_window, "MAX_OF_HOST", 9)
+    clock, of_host = ManualClock(), RefusedFirsts()
+    first, second = _header(b"1", producer_id=1, sequence=0), _header(b"2", producer_id=1, sequence=1)
+    other, *few = (RefusalWindow(clock, of_host) for _ in range(4))
+    other.refused(first)
+    for producer_id in range(100):
+        for window in few:
+            window.refused(_header(b"x", producer_id=producer_id, sequence=0))
+    assert other.refuses(second)
+    assert of_host.count == 9
+    clock.advance(round(1000 * FIRST_S))
+    for producer_id in range(9):
+        other.refused(_header(b"x", producer_id=producer_id, sequence=0))
+    assert other.first_refused == 9
+
+
+def _header(value: bytes, producer_id: int, sequence: int) -> BatchHeader:
+    return parse_header(
+        encode_batch([Record(0, 0, None, value)], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    )
 
 
 async def test_refusals_end_whatever_clients_send() -> None:

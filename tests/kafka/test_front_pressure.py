@@ -5,6 +5,7 @@ The promise is stated by counts and bytes, not by the clock: healthy requests ar
 """
 
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -521,3 +522,26 @@ async def fetched(server: Server, request: fetch.FetchRequest, turns: int) -> in
         _, size = await fetch.handle(server.kafka._broker, request, server.kafka._answers)
         nursery.cancel_scope.cancel()
     return size
+
+
+async def test_the_tail_gives_way_to_large_requests(tmp_path: Path) -> None:
+    """While they wait for the disk, the tail and they have one bound; behind them the tail has all of it."""
+    async with serving(tmp_path, store_settings=StoreSettings(tail_bytes=4 * MIB)) as server:
+        tail = server.engine.store.tail
+        server.kafka.share_memory(tail)
+        async with await server.connect() as peer:
+            for _ in range(6):
+                await peer.produce(batch(1, 900_000))
+            assert tail.used_bytes > 2.5 * MIB
+            server.files.gate = threading.Event()
+            try:
+                await peer.send(*(produce_frame([batch(1, 900_000)]) for _ in range(2)))
+                await wait_until(lambda: server.kafka.request_bytes > 1_800_000)
+                assert tail.used_bytes <= 4 * MIB - server.kafka.request_bytes
+            finally:
+                server.files.gate.set()
+            for _ in range(2):
+                await peer.answer()
+            for _ in range(3):
+                await peer.produce(batch(1, 900_000))
+        assert tail.used_bytes > 2 * MIB

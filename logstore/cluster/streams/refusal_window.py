@@ -15,8 +15,9 @@ Invariants:
   other one is taken for FIRST_S, unless that one comes again before. That holds for a refusal because this host does
   not lead the stream, too: it may lead it when the next batch comes, and knows then whom the log knows. So nothing
   overtakes a batch that was refused at the end of the window, or whose client hears of it late, behind answers of other
-  streams. MAX_FIRST such batches of a stream are known, and MAX_OF_HOST of all streams of a host, the newest; those
-  that are not waited for any more go when another batch comes, or the stream is looked after.
+  streams. MAX_FIRST such batches of a stream are known, the newest, and MAX_OF_HOST of all streams of a host: of more
+  than these, the stream that has the most forgets its oldest, so that a few streams cost the others nothing.
+  Those that are not waited for any more go when another batch comes, or the stream is looked after.
 """
 
 from contextlib import suppress
@@ -55,6 +56,10 @@ class RefusedFirsts:
     def __init__(self) -> None:
         self._kept: dict[tuple[RefusalWindow, int], None] = {}
         """By the window of a stream and the producer."""
+        self._of: dict[RefusalWindow, int] = {}
+        self._with: dict[int, dict[RefusalWindow, None]] = {}
+        """The windows that have so many, for each number that there is: the one with the most is found at once."""
+        self._most = 0
 
     @property
     def count(self) -> int:
@@ -62,15 +67,35 @@ class RefusedFirsts:
         return len(self._kept)
 
     def add(self, window: "RefusalWindow", producer_id: int) -> None:
-        """One more, which `window` keeps; of more than MAX_OF_HOST the oldest is forgotten."""
+        """One more, which `window` keeps. Of more than MAX_OF_HOST those go that are not waited for any more, or else
+        the oldest of the stream that has the most.
+        """
         self._kept[window, producer_id] = None
+        self._count(window, 1)
         if len(self._kept) > MAX_OF_HOST:
-            oldest, oldest_id = next(iter(self._kept))
-            oldest.forget(oldest_id)
+            oldest, _ = next(iter(self._kept))
+            oldest.tidy()  # its stream may be gone, and nobody look after it
+        if len(self._kept) > MAX_OF_HOST:
+            next(iter(self._with[self._most])).forget_oldest()
 
     def discard(self, window: "RefusalWindow", producer_id: int) -> None:
         """It is not waited for any more."""
-        self._kept.pop((window, producer_id), None)
+        del self._kept[window, producer_id]
+        self._count(window, -1)
+
+    def _count(self, window: "RefusalWindow", by: int) -> None:
+        """A window has one more, or one less."""
+        before = self._of.pop(window, 0)
+        if before:
+            del self._with[before][window]
+            if not self._with[before]:
+                del self._with[before]
+        now = before + by
+        if now:
+            self._of[window] = now
+            self._with.setdefault(now, {})[window] = None
+        if now > self._most or self._most not in self._with:
+            self._most = now  # if none has the most any more, this window, which had it, has the most still
 
 
 class RefusalWindow:
@@ -102,7 +127,7 @@ class RefusalWindow:
             return
         self.forget(header.producer_id)
         if len(self._first) >= MAX_FIRST:
-            self.forget(next(iter(self._first)))
+            self.forget_oldest()
         self._first[header.producer_id] = _FirstRefused(header.producer_epoch, header.base_sequence, now_s + FIRST_S)
         self._of_host.add(self, header.producer_id)
 
@@ -114,6 +139,10 @@ class RefusalWindow:
     def taken(self, header: BatchHeader) -> None:
         """Such a batch was taken: its producer is known from now on."""
         self.forget(header.producer_id)
+
+    def forget_oldest(self) -> None:
+        """Wait no more for the batch that was refused first."""
+        self.forget(next(iter(self._first)))
 
     def forget(self, producer_id: int) -> None:
         """Wait for no batch of a producer."""
