@@ -155,6 +155,7 @@ def test_the_end_does_not_search_the_streams_for_garbage(tmp_path: Path) -> None
     assert left < 2000
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # Python's own, of a socket that was reset before
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_who_comes_at_the_moment_of_a_stop_sees_no_end(tmp_path: Path, protocol: str) -> None:
     """Clients that connect while the process stands still wait in the backlog of a sidecar that stops when it goes on;
