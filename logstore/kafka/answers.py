@@ -118,7 +118,7 @@ class _AnswerBatch(NamedTuple):
     """
 
     parts: Sequence[Buffer]
-    count: int
+    answers: int
     request_bytes: int
     reserved_bytes: int
     failure: str | None
@@ -295,7 +295,7 @@ class AnswerLine:
             self._answers.unsent.end(unsent)
 
     def _note_sent(self, batch: _AnswerBatch) -> None:
-        self._sent += batch.count
+        self._sent += batch.answers
         self.request_bytes -= batch.request_bytes
         if batch.reserved_bytes:
             self._give_back(batch.reserved_bytes)
@@ -314,13 +314,13 @@ class AnswerLine:
     def _ready_batch(self) -> _AnswerBatch:
         """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
-        count = request_bytes = reserved_bytes = 0
+        answers = request_bytes = reserved_bytes = 0
         while self._slots and self._slots[0].is_ready:
             slot = self._slots.popleft()
-            count += 1
+            answers += 1
             request_bytes += slot.size_bytes
             reserved_bytes += slot.reserved_bytes
             failure = slot.add_to(parts)
             if failure is not None:
-                return _AnswerBatch(parts, count, request_bytes, reserved_bytes, failure)
-        return _AnswerBatch(parts, count, request_bytes, reserved_bytes, None)
+                return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, failure)
+        return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, None)
