@@ -6,14 +6,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from logstore.base.lean_imports import leave_command_line_out
-from logstore.base.packages import how_to_get
 from logstore.base.tls import TlsFiles
 from logstore.cluster.settings import ETCD_SECURITY, ClusterSecurity
-from logstore.errors import ConfigError
 
 CLUSTER_ROOM: Final = "logstore.cluster.running"
-"""Loaded only where a metadata store is opened: it needs the extra `cluster`."""
+"""Loaded only where a metadata store is opened."""
 ETCD_FLAGS: Final[Mapping[str, str]] = {
     "etcd-user": "user of etcd",
     "etcd-password-file": "file with that user's password",
@@ -37,9 +34,5 @@ def etcd_security(arguments: argparse.Namespace) -> ClusterSecurity:
 
 
 def cluster_room() -> ModuleType:
-    """What opens a metadata store. Raises ConfigError."""
-    try:
-        leave_command_line_out()
-        return import_module(CLUSTER_ROOM)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}") from error
+    """What opens a metadata store."""
+    return import_module(CLUSTER_ROOM)
