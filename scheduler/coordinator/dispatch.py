@@ -297,7 +297,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(text: str) -> object:
-    raise ApiError(BAD_REQUEST, f"the body is not JSON: {text} is no number there")
+    raise ApiError(BAD_REQUEST, f"the body is not JSON: {text} is not a number there")
 
 
 def _response(route: Route, reply: Reply) -> HttpResponse:

@@ -202,7 +202,7 @@ class OutgoingLink:
         """Wait for the end of the connection: behind its hello, the other end sends nothing."""
         try:
             received = await link.receive(memoryview(bytearray(1)))
-            ended.append("it sent what it must not" if received else "it ended the connection")
+            ended.append("it violated the protocol" if received else "it ended the connection")
         except OSError as error:
             ended.append(error.strerror or str(error))
         self.is_up = False  # before other tasks run: whoever asks in the same turn is to know it
