@@ -43,7 +43,7 @@ from benchmarks.harness.signals import ended_in_order
 from benchmarks.spark_throughput import start_spark
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
-from logstore.format.host_summaries import DRAIN, UNDRAIN
+from logstore.format.host_summaries import DRAIN, UNDRAIN, HostsReply
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.cluster.clients import read
 
@@ -77,14 +77,7 @@ class Losses:
     def wait_whole(self) -> ClusterHostProcess:
         """Until all hosts are there and no chunk lacks a copy; the host that leads. Raises PeerFailed."""
         self._cluster.wait_members()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            found = self._asked(Admin.hosts)
-            if found.is_complete and found.ownerless == found.under_replicated == 0:
-                break
-            if time.monotonic() > deadline_s:
-                raise PeerFailed(f"chunks lack copies still: {found}")
-            time.sleep(LOOK_S)
+        self._wait_hosts(lambda found: found.ownerless == found.under_replicated == 0, "chunks lack copies still")
         seen = wait_view(
             lambda: [host.port for host in self._cluster if host.is_running],
             self._topic,
@@ -106,14 +99,10 @@ class Losses:
     def drain(self, host: ClusterHostProcess) -> None:
         """What `cairn hosts drain` asks for, until the host holds nothing. Raises PeerFailed."""
         self._asked(lambda admin: admin.change_host(host.name, DRAIN))
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            found = self._asked(Admin.hosts)
-            if found.is_complete and any(each.host == host.name and each.is_empty for each in found.hosts):
-                return
-            if time.monotonic() > deadline_s:
-                raise PeerFailed(f"host {host.name} is not drained: {found}")
-            time.sleep(LOOK_S)
+        self._wait_hosts(
+            lambda found: any(each.host == host.name and each.is_empty for each in found.hosts),
+            f"host {host.name} is not drained",
+        )
 
     def back(self, host: ClusterHostProcess) -> None:
         """Start it again, or keep it after all."""
@@ -122,6 +111,14 @@ class Losses:
         else:
             host.start()
         self.wait_whole()
+
+    def _wait_hosts(self, is_so: Callable[[HostsReply], bool], failure: str) -> None:
+        """Until all that is known of the hosts is told, and something is so of it. Raises PeerFailed."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not ((found := self._asked(Admin.hosts)).is_complete and is_so(found)):
+            if time.monotonic() > deadline_s:
+                raise PeerFailed(f"{failure}: {found}")
+            time.sleep(LOOK_S)
 
     def _asked(self, ask: Callable[[Admin], Any]) -> Any:
         servers = ",".join(host.address for host in self._cluster if host.is_running)

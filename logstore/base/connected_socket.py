@@ -4,7 +4,9 @@ Invariants: every `receive` yields to other tasks; `send` yields only if it has 
 """
 
 import socket
+import struct
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -13,6 +15,8 @@ IO_VECTOR_PARTS = 512
 """Buffers for one system call; the kernel accepts 1024."""
 JOIN_BYTES = 64 * 1024
 """Up to this size it is cheaper to join buffers than to pass them one by one."""
+RESETS: Final = struct.pack("ii", 1, 0)
+"""Of SO_LINGER: wait for nothing at the close, for no second."""
 
 
 class ConnectedSocket:
@@ -111,6 +115,12 @@ class ConnectedSocket:
     def end_sending(self) -> None:
         """Shut down the sending side, so that the other end sees the end of what was sent."""
         self._socket.shutdown(socket.SHUT_WR)
+
+    def reset_at_close(self) -> None:
+        """Have `close` reset the connection, with what is not sent yet: the other end gets no end, but an error that
+        says that the connection is broken. Raises OSError.
+        """
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
 
     def close(self) -> None:
         """Close the socket; a task that waits for it gets trio.ClosedResourceError."""

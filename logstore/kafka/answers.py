@@ -113,11 +113,12 @@ class AnswerSlot:
 
 
 class _AnswerBatch(NamedTuple):
-    """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
-    answers, and the failure of a request that wants no answer.
+    """Answers to send together, how many they are, the bytes of their requests, the bytes that the answer budget has
+    reserved for the answers, and the failure of a request that wants no answer.
     """
 
     parts: Sequence[Buffer]
+    answers: int
     request_bytes: int
     reserved_bytes: int
     failure: str | None
@@ -153,6 +154,10 @@ class AnswerLine:
         self._left: _AnswerBatch | None = None
         self.request_bytes = 0
         """Bytes of the requests whose answers are not sent."""
+        self.greetings = 0
+        """Requests by which the client only introduces itself."""
+        self._sent = 0
+        """Answers, and places of requests that want none."""
         self._reserved_bytes = 0
 
     def _move(self, event: SendEvent) -> None:
@@ -167,6 +172,17 @@ class AnswerLine:
     def waiting(self) -> int:
         """Requests without a sent answer."""
         return len(self._slots)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether a request is answered by which the client does more than introduce itself."""
+        return self._sent > self.greetings
+
+    @property
+    def is_working(self) -> bool:
+        """Whether an answer is not sent yet, other than those of requests that may wait for long."""
+        waiting_bytes = sum(slot.size_bytes for slot in self._slots if not (slot.is_shared or slot.is_ready))
+        return self.request_bytes > waiting_bytes
 
     def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
@@ -279,6 +295,7 @@ class AnswerLine:
             self._answers.unsent.end(unsent)
 
     def _note_sent(self, batch: _AnswerBatch) -> None:
+        self._sent += batch.answers
         self.request_bytes -= batch.request_bytes
         if batch.reserved_bytes:
             self._give_back(batch.reserved_bytes)
@@ -297,12 +314,13 @@ class AnswerLine:
     def _ready_batch(self) -> _AnswerBatch:
         """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
-        request_bytes = reserved_bytes = 0
+        answers = request_bytes = reserved_bytes = 0
         while self._slots and self._slots[0].is_ready:
             slot = self._slots.popleft()
+            answers += 1
             request_bytes += slot.size_bytes
             reserved_bytes += slot.reserved_bytes
             failure = slot.add_to(parts)
             if failure is not None:
-                return _AnswerBatch(parts, request_bytes, reserved_bytes, failure)
-        return _AnswerBatch(parts, request_bytes, reserved_bytes, None)
+                return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, failure)
+        return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, None)

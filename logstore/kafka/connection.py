@@ -15,6 +15,8 @@ Invariants:
   get around a quota: a request with data waits as long before it is served, and a long one before it is received.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
+* A client that has no answer yet beyond those to GREETING_KEYS sees no end of its connection that is none of its own
+  doing, as that of a sidecar that stops: the connection is reset, which each client takes for what it is.
 * Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
 * Without TLS, short requests of the common form, and fetches that were read ahead, are begun by the task of
   `logstore.base.readiness`, which serves all connections, while this connection's own task waits for data; all else is
@@ -33,7 +35,7 @@ from typing import Final
 
 import trio
 
-from logstore.access.quotas import CONSUMER, PRODUCER, user_of
+from logstore.access.quotas import user_of
 from logstore.base.connected_socket import ConnectedSocket, TooSlow
 from logstore.base.states import following
 from logstore.errors import CairnError, MalformedRequest
@@ -48,6 +50,7 @@ from logstore.kafka.frames import SMALL_BYTES, Arrivals, ClosedError, Deadlines,
 from logstore.kafka.framing import Reader
 from logstore.kafka.leaders import Leaders
 from logstore.kafka.pace import STEPS, Pace, collecting
+from logstore.kafka.request_kinds import GREETING_KEYS, GROUP_KEYS, LONG_ANSWER_KEYS, QUOTAS, WAITING_KEYS
 from logstore.kafka.rights import table
 from logstore.kafka.rights.data import fetch_allowed, produce_allowed
 from logstore.kafka.security import login as login_requests
@@ -63,17 +66,8 @@ GATHERED_REQUESTS = 64
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
-GROUP_KEYS = frozenset((11, 14))
-"""JoinGroup, SyncGroup: they wait for the other members."""
 MAX_WAITING_BYTES = 64 << 20
 """Limit for waiting group requests of all connections: twice `GroupSettings.max_bytes`. One more is disconnected."""
-WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
-"""Requests that may wait for long, and so do not count in the total of requests; fetches have a limit of their own."""
-QUOTAS: Final[Mapping[int, str]] = {produce.KEY: PRODUCER, STAGE: PRODUCER, fetch.KEY: CONSUMER, SCAN: CONSUMER}
-"""The requests whose bytes, or whose answers' bytes, count for a quota."""
-LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 74, 75))
-"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, ListConfigResources,
-DescribeTopicPartitions: short requests with long answers."""
 
 
 class ConnectionState(enum.Enum):
@@ -145,6 +139,7 @@ class ClientConnection:
         """`on_request` is called with `give_way` for every request that arrives, before it is served."""
         self._client = client
         self._broker = broker
+        self._since_s = trio.current_time()
         self._handlers = handlers
         self._caller = caller
         self._requests = arrivals.requests
@@ -209,6 +204,13 @@ class ClientConnection:
         """Take no more requests; appends under way are still answered, requests that only wait are not."""
         self._end_reading(ConnectionEvent.STOPPED)
 
+    def owes_first_answer(self, since_s: float) -> bool:
+        """Whether no request of the client was answered by which it does more than introduce itself, while it has
+        connected behind a moment, or a request is worked on.
+        """
+        is_expected = self._since_s > since_s or self._line.is_working
+        return is_expected and self._state is ConnectionState.SERVING and not self._line.has_served
+
     def _end_reading(self, event: ConnectionEvent) -> None:
         self._reading_ended_by = event
         self._receiving.cancel()
@@ -242,6 +244,8 @@ class ClientConnection:
             self._broker.engine.kick()  # what was appended is written, however the connection has ended
             if self._state is not ConnectionState.ENDED:
                 self.move(ConnectionEvent.CUT)
+                if not self._line.has_served:
+                    self._client.reset_at_close()
             self._line.close()
             if self._watched is not None:
                 self._watched.close()
@@ -250,9 +254,12 @@ class ClientConnection:
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._line.send_answers)
-            self.move(await self._read())
+            ended_by = await self._read()
+            self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
+        if ended_by is ConnectionEvent.STOPPED and not self._line.has_served:
+            return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
             self.move(ConnectionEvent.LINGERED)
@@ -419,6 +426,7 @@ class ClientConnection:
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
+        self._line.greetings += header.api_key in GREETING_KEYS
         self._line.push(slot)
         try:
             await self._line.wait_sent(slot.size_bytes)

@@ -2,8 +2,13 @@
 
 One task more begins the common requests of all clients without TLS (`logstore.base.readiness`).
 
-Invariants: the number of connections is bounded (`logstore.kafka.places` chooses the connection to end for a new one).
-A listener that cannot be opened raises OSError before any client is served.
+Invariants:
+* The number of connections is bounded (`logstore.kafka.places` chooses the connection to end for a new one).
+* A listener that cannot be opened raises OSError before any client is served.
+* A drain first refuses: who waits in a backlog is accepted once, then the listeners close. All that are connected are
+  served on until those that have just come have their first answer (`ClientConnection.owes_first_answer`), for
+  FIRST_ANSWER_S at most; then connections end. So a client is refused, or has an answer before the end of its
+  connection, or its connection is reset.
 """
 
 import socket
@@ -33,6 +38,13 @@ from logstore.log.tail import Tail
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
 """How long to wait after a client could not be accepted, for example because the process has no descriptor left."""
+FIRST_ANSWER_S: Final = 0.5
+"""For how long a drain waits for the first answers: some round trips, with TLS and a login."""
+HAND_OVER_S: Final = 0.1
+"""For how long a drain of a host in a cluster serves who is connected at least: they are told who leads now, and need
+not look for that when their connection has ended."""
+LOOK_S: Final = 0.005
+"""Between two looks at clients without a first answer."""
 EXPIRE_S = 1.0
 """Between two looks at the time limits of Produce requests, so an answer is as much late at most."""
 
@@ -45,6 +57,14 @@ class Listener(NamedTuple):
     advertised_host: str | None = None
     advertised_port: int | None = None
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+
+
+class _OpenListener(NamedTuple):
+    """A listener with its real port, and its socket, for trio and as it is."""
+
+    listener: Listener
+    waiting: trio.socket.SocketType
+    plain: socket.socket
 
 
 class ServerSecurity(NamedTuple):
@@ -81,6 +101,8 @@ class KafkaServer:
         self.accepted = 0
         """Clients that have connected since the start."""
         self._accepting = trio.CancelScope()
+        self._refusing = trio.Event()
+        self._is_stopping = False
         self._ended = trio.Event()
 
     @property
@@ -121,28 +143,30 @@ class KafkaServer:
             lacks_tls = listener.protocol.is_encrypted and self._security.tls is None
             if lacks_tls or (listener.protocol.needs_login and self._security.authenticator is None):
                 raise AssertionError(f"a listener of {listener.protocol.value} without what it needs")
-        opened: list[tuple[Listener, trio.socket.SocketType]] = []
+        opened: list[_OpenListener] = []
         try:
             for listener in listeners:
                 opened.append(await _open(listener))  # noqa: PERF401  (what is open must be closed if the next is not)
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(self._arrivals.readiness.run)
                 waiting.start_soon(self._expire)
+                waiting.start_soon(self._answers.unsent.run)
                 async with trio.open_nursery() as clients:
                     with self._accepting:
                         async with trio.open_nursery() as acceptors:
-                            acceptors.start_soon(self._expire)
-                            acceptors.start_soon(self._answers.unsent.run)
-                            for listener, sock in opened:
-                                acceptors.start_soon(self._accept, listener, sock, clients)
-                            task_status.started([listener for listener, _ in opened])
-                    for _, sock in opened:
-                        sock.close()
+                            for each in opened:
+                                acceptors.start_soon(self._accept, each, clients)
+                            task_status.started([each.listener for each in opened])
+                    for each in opened:
+                        self._accept_rest(each, clients)
+                        each.waiting.close()
+                    self._refusing.set()
                 waiting.cancel_scope.cancel()
         finally:
+            self._refusing.set()
             self._ended.set()
-            for _, sock in opened:
-                sock.close()
+            for each in opened:
+                each.waiting.close()
 
     async def _expire(self) -> None:
         """Look at the time limits of Produce requests again and again; runs until cancelled."""
@@ -153,27 +177,54 @@ class KafkaServer:
                 connection.expire(now_s)
 
     async def drain(self, patience_s: float) -> None:
-        """Accept no more clients and read no more requests; wait until the appends under way are answered, at most
-        `patience_s` seconds.
+        """Accept no more clients, and answer those that have just come; then read no more requests, and wait until the
+        appends under way are answered. All that takes at most `patience_s` seconds.
         """
+        end_s = trio.current_time() + patience_s
         self._accepting.cancel()
+        with trio.move_on_at(end_s):
+            await self._answer_first()
+        self._is_stopping = True
         for connection in self._connections:
             connection.stop()
-        with trio.move_on_after(patience_s):
+        with trio.move_on_at(end_s):
             await self._ended.wait()
 
-    async def _accept(self, listener: Listener, sock: trio.socket.SocketType, clients: trio.Nursery) -> None:
+    async def _answer_first(self) -> None:
+        """Serve on once no client is accepted any more; see the module."""
+        await self._refusing.wait()
+        end_s = trio.current_time() + FIRST_ANSWER_S
+        if self._connections and self._broker.placement is not None:
+            await trio.sleep(HAND_OVER_S)
+        left = list(self._connections)
+        while (now_s := trio.current_time()) < end_s:
+            left = [connection for connection in left if connection.owes_first_answer(now_s - FIRST_ANSWER_S)]
+            if not left:
+                break
+            await trio.sleep(LOOK_S)
+
+    async def _accept(self, opened: _OpenListener, clients: trio.Nursery) -> None:
         while True:
             try:
-                client, address = await sock.accept()
+                accepted, address = await opened.waiting.accept()
             except OSError as error:
                 # Out of descriptors, or the client is gone already: neither ends the listener.
                 self._broker.engine.store.report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
-            clients.start_soon(self._serve, listener, client, canonical_host(str(address[0])))
+            self._admit(opened.listener, socket.socket(fileno=accepted.detach()), str(address[0]), clients)
 
-    async def _serve(self, listener: Listener, client: trio.socket.SocketType, host: str) -> None:
+    def _accept_rest(self, opened: _OpenListener, clients: trio.Nursery) -> None:
+        """Accept who waits in the backlog: the system resets the connections that are there when a listener closes."""
+        for _ in range(BACKLOG):
+            try:
+                client, address = opened.plain.accept()
+            except OSError:  # nobody waits, or there is no room: who is left is reset
+                return
+            self._admit(opened.listener, client, str(address[0]), clients)
+
+    def _admit(self, listener: Listener, client: socket.socket, address: str, clients: trio.Nursery) -> None:
+        host = canonical_host(address)
         try:
             connection = self._connection(listener, client, host)
         except OSError:  # gone already
@@ -182,25 +233,27 @@ class KafkaServer:
         self._connections[connection] = None
         self.accepted += 1
         self._places.enter(host, connection.give_way)
-        if self._accepting.cancel_called:
+        if self._is_stopping:
             connection.stop()
+        clients.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: ClientConnection) -> None:
         try:
             await connection.run()
         finally:
             self._places.leave(connection.give_way)
             del self._connections[connection]
 
-    def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> ClientConnection:
+    def _connection(self, listener: Listener, client: socket.socket, host: str) -> ClientConnection:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client of a listener on any address is told the address that it used.
         own_host = canonical_host(client.getsockname()[0]) if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
         tls, authenticator = self._security
-        connected = socket.socket(fileno=client.detach())
         if listener.protocol.is_encrypted and tls is not None:
-            client_socket: ConnectedSocket = TlsSocket(connected, tls.context, self._handshakes)
+            client_socket: ConnectedSocket = TlsSocket(client, tls.context, self._handshakes)
         else:
-            client_socket = ConnectedSocket(connected)
+            client_socket = ConnectedSocket(client)
         connection = ClientConnection(
             client_socket,
             self._broker,
@@ -215,19 +268,20 @@ class KafkaServer:
         return connection
 
 
-async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:
+async def _open(listener: Listener) -> _OpenListener:
     try:
         found = await trio.socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise cannot_listen(f"{listener.host}:{listener.port}", error) from error
     family, kind, protocol, _, address = found[0]
-    sock = trio.socket.socket(family, kind, protocol)
+    sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await sock.bind(address)
+        sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise cannot_listen(f"{listener.host}:{listener.port}", error) from error
     port = sock.getsockname()[1]
-    return listener._replace(port=port, advertised_port=listener.advertised_port or port), sock
+    named = listener._replace(port=port, advertised_port=listener.advertised_port or port)
+    return _OpenListener(named, trio.socket.from_stdlib_socket(sock), sock)

@@ -18,7 +18,7 @@ from logstore.kafka import connection as connections
 from logstore.kafka.answers import AnswerSlot
 from logstore.kafka.api_types import BrokerSettings, Caller
 from logstore.kafka.connection import TRANSITIONS, ClientConnection, ConnectionEvent, ConnectionState
-from tests.kafka.front_driver import Server, serving
+from tests.kafka.front_driver import Server, batch, produce_frame, serving
 from tests.support.limits import PATIENCE_S
 from tests.support.steps import RecordedSteps
 
@@ -73,6 +73,12 @@ async def expect(connection: ClientConnection, state: ConnectionState) -> None:
             await trio.testing.wait_all_tasks_blocked()
 
 
+async def be_served(client: socket.socket) -> None:
+    """The client has an answer."""
+    client.sendall(produce_frame([batch()]))
+    await trio.lowlevel.wait_readable(client)
+
+
 async def lives_that_end_by_themselves(server: Server) -> None:
     """The client ends its side, breaks the protocol, sends slowly, or meets a sidecar that stops."""
     async with a_connection(server) as (_, client):
@@ -84,9 +90,12 @@ async def lives_that_end_by_themselves(server: Server) -> None:
             elif number == 1:
                 connection._give_up_frame()
             else:
+                await be_served(client)
                 connection.stop()
             await expect(connection, ConnectionState.LINGERING)
             client.shutdown(socket.SHUT_WR)
+    async with a_connection(server) as (connection, _):
+        connection.stop()  # nothing was answered: there is nothing to linger for
 
 
 async def lives_that_are_cut(server: Server) -> None:
@@ -101,7 +110,8 @@ async def lives_that_are_cut(server: Server) -> None:
         client.shutdown(socket.SHUT_WR)
         await expect(connection, ConnectionState.HALF_CLOSED)
         connection.give_way()
-    async with a_connection(server) as (connection, _):
+    async with a_connection(server) as (connection, client):
+        await be_served(client)
         connection.stop()
         await expect(connection, ConnectionState.LINGERING)
         connection.give_way()

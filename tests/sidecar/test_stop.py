@@ -2,9 +2,11 @@
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,13 @@ import pytest
 from logstore.format.records import Record, encode_batch
 from tests.kafka.front_driver import NOW_MS
 from tests.kafka.wire_client import FETCH, WireClient, fetch_values
+from tests.security.conftest import make_certificates, tls_flags
 from tests.support.limits import PATIENCE_S
+from tests.support.newcomers import ANSWERED, REFUSED, RESET, connect, newcomers, served
 from tests.support.sidecar import Sidecar
+
+WAITING = 40
+"""Clients in the backlog."""
 
 
 def batch(size: int = 100) -> bytes:
@@ -146,3 +153,24 @@ def test_the_end_does_not_search_the_streams_for_garbage(tmp_path: Path) -> None
         left = int(process.stdout.read())
         assert process.wait(PATIENCE_S) == 0
     assert left < 2000
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # Python's own, of a socket that was reset before
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_who_comes_at_the_moment_of_a_stop_sees_no_end(tmp_path: Path, protocol: str) -> None:
+    """Clients that connect while the process stands still wait in the backlog of a sidecar that stops when it goes on;
+    others come and go meanwhile. All are answered, refused or reset, and no connection ends before its first answers.
+    """
+    made = make_certificates(tmp_path)
+    flags = tls_flags(made) if protocol == "SSL" else ()
+    context = ssl.create_default_context(cafile=made.ca) if protocol == "SSL" else None
+    with Sidecar(tmp_path / "data", *flags, protocol=protocol) as sidecar:
+        with newcomers(sidecar.port, 4, context) as seen:
+            sidecar.process.send_signal(signal.SIGSTOP)
+            waiting = [connect(sidecar.port) for _ in range(WAITING)]
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                sidecar.process.send_signal(number)
+            found = Counter(served(sock, context) for sock in waiting)
+        assert sidecar.process.wait(PATIENCE_S) == 0
+    assert found[ANSWERED] > 0
+    assert found.keys() | seen.keys() <= {ANSWERED, REFUSED, RESET}
