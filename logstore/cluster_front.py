@@ -102,7 +102,7 @@ async def _start(
     """The sidecar's part in a cluster, before it joins. Raises CairnError, OSError."""
     if engine.store.topics:
         raise ConfigError(
-            f"{settings.data_dir} holds topics of a sidecar that was alone, which a cluster does not serve: give an "
+            f"{settings.data_dir} holds topics of a single sidecar, which a cluster does not serve: give an "
             "empty --data-dir"
         )
     refuse_own_callers(settings.data_dir, own)

@@ -12,11 +12,11 @@ from logstore.cluster.settings import ETCD_SECURITY, ClusterSecurity
 CLUSTER_ROOM: Final = "logstore.cluster.running"
 """Loaded only where a metadata store is opened."""
 ETCD_FLAGS: Final[Mapping[str, str]] = {
-    "etcd-user": "user of etcd",
+    "etcd-user": "etcd user",
     "etcd-password-file": "file with that user's password",
-    "etcd-ca": "PEM file with the authority of etcd's certificate",
-    "etcd-certificate": "PEM file with a certificate that etcd accepts",
-    "etcd-key": "its key, if it is not in the same file",
+    "etcd-ca": "PEM file with the CA of etcd's certificate",
+    "etcd-certificate": "PEM file with a client certificate for etcd",
+    "etcd-key": "PEM file with its key, if not in the same file",
 }
 
 

@@ -197,7 +197,7 @@ class EtcdTransport:
                 if failure.made_perhaps and not repeatable:
                     self.statistics.unknown_outcomes += 1
                     raise OutcomeUnknown(
-                        f"etcd gave no answer to a transaction ({failure}): it was made or not; read its keys"
+                        f"etcd did not answer a transaction ({failure}): it may have been made; read its keys"
                     ) from failure
                 if trio.current_time() + pause_s >= until_s:
                     raise MetadataUnavailable(
@@ -243,7 +243,7 @@ class EtcdTransport:
         except ConnectionFailed as failure:
             raise AttemptFailed(f"{endpoint}: {failure}", made_perhaps=False) from failure
         except AttemptOver:
-            raise AttemptFailed(f"{endpoint} did not begin to answer", made_perhaps=False) from None
+            raise AttemptFailed(f"{endpoint} did not start to answer", made_perhaps=False) from None
         finally:
             if not is_begun:
                 await exchange.end()
@@ -258,7 +258,7 @@ class EtcdTransport:
             self._cluster_id = header.cluster_id
         if header.cluster_id != self._cluster_id:
             raise MetadataDamaged(
-                f"the etcd at {endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
+                f"the etcd at {endpoint} is cluster {header.cluster_id}, but earlier answers were of cluster "
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
 
