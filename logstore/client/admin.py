@@ -3,7 +3,8 @@
 Invariants: a Kafka error code raises Refused with the name of the code and of what was asked; every request here may be
 sent twice without harm, so the client sends it again after a lost connection. Of a cluster, groups are asked for at
 their coordinator, and sizes at every host. Who only looks at groups asks for no coordinator where there is no topic of
-groups: it would be made for that.
+groups: it would be made for that. That there is none is believed when several hosts have said so, or the only one
+again: a host hears of a topic a moment after it was made.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
 from logstore.client.errors import NOT_COORDINATING, UNKNOWN_TOPIC_OR_PARTITION, MalformedReply, SidecarRefused
 from logstore.client.wire import OffsetInfo
-from logstore.errors import InvalidConfig, NoCluster
+from logstore.errors import InvalidConfig, NoCluster, TryAgain
 from logstore.format import internal_topics
 from logstore.format.host_summaries import PLACES_PER_REPLY, HostChanged, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
@@ -44,6 +45,8 @@ STREAMS_PER_REQUEST: Final = 10_000
 DELETION_MS: Final = 30_000
 INVALID_CONFIG: Final = 40
 GROUP_ID_NOT_FOUND: Final = 69
+MOST_LACKING: Final = 3
+"""So many hosts say that a topic is not there; fewer where there are fewer."""
 _NO_SUCH_TOPIC: Final = frozenset((UNKNOWN_TOPIC_OR_PARTITION, 17))
 """INVALID_TOPIC_EXCEPTION as well: a topic of the cluster's own, which no client may make."""
 
@@ -55,6 +58,9 @@ class Admin:
         self._client = client
         self._hosts: list[Address] | None = None
         self._coordinator: Address | None = None
+        self._lacking: list[Address | None] = []
+        """The hosts that have said lately that there is no topic of groups."""
+        self._questions = 0
         self._is_moved = False
         """A server has said that it does not coordinate: also of a cluster of one host, before its topic is made."""
 
@@ -273,11 +279,22 @@ class Admin:
         return self._hosts
 
     def _lacks_groups(self) -> bool:
-        """Whether no group was ever in the cluster: there is no topic of groups."""
+        """Whether no group was ever in the cluster: it has no topic of groups. Raises TryAgain if another host is to be
+        asked about that, or the only one once more.
+        """
+        hosts = self._asked_hosts()
+        asked = hosts[self._questions % len(hosts)] if hosts else None
+        self._questions += 1  # one that is gone is asked once
         request = wire.metadata_request((internal_topics.GROUPS,), create=False)
-        found = self._client.call_once(wire.METADATA, request, wire.metadata_reply, None)
-        topic = found.get(internal_topics.GROUPS)
-        return topic is not None and topic.error in _NO_SUCH_TOPIC
+        topic = self._client.call_once(wire.METADATA, request, wire.metadata_reply, asked).get(internal_topics.GROUPS)
+        if topic is None or topic.error not in _NO_SUCH_TOPIC:
+            self._lacking.clear()
+            return False
+        self._lacking.append(asked)
+        if len(self._lacking) < 2 or len(set(self._lacking)) < min(len(hosts), MOST_LACKING):
+            raise TryAgain(f"{asked or self._client.where} knows no groups; another host may know of some")
+        self._lacking.clear()
+        return True
 
     def _of_groups(
         self,

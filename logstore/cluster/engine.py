@@ -157,3 +157,7 @@ class ClusterEngine:
         Raises NotLeader, CorruptChunk, ChunkUnreachable, OSError, and what `take` raises.
         """
         await find_ends(partial(self.scan_controls, stream), stream, from_offset, before_offset, take=take)
+
+    def is_late(self, stream: ReplicatedStream, before_offset: int) -> bool:
+        """See `ChunkReads.is_late`."""
+        return self._reads.is_late(stream, before_offset)

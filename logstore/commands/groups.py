@@ -5,6 +5,7 @@ with members is neither reset nor deleted, because its members would go on where
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from logstore.client.admin import Admin
@@ -21,7 +22,9 @@ GONE = "Dead"
 
 
 class StreamLag(NamedTuple):
-    """A stream of a group: None where the group has committed nothing, or the stream is gone."""
+    """A stream of a group: None where the group has committed nothing, or no end is known: the stream is gone, or the
+    host that was asked has not heard of it.
+    """
 
     stream: TopicPartition
     committed: int | None
@@ -83,14 +86,14 @@ def _list(client: Client, *, as_json: bool) -> None:
     admin = Admin(client)
     found: list[dict[str, Any]] = []
     for name, group in admin.groups(admin.group_names()).items():
-        lags = [entry.lag for entry in _lags(client, name, {}) if entry.lag is not None]
+        streams = _lags(client, name, {})
         found.append(
             {
                 "group": name,
                 "state": group.state,
                 "members": len(group.members),
-                "streams": len(lags),
-                "lag": sum(lags),
+                "streams": len(streams),
+                "lag": total_lag(streams),
             }
         )
     if as_json:
@@ -108,6 +111,13 @@ def _lags(client: Client, group: str, readers: dict[TopicPartition, str]) -> lis
     there = [stream for stream in streams if stream.partition < counts.get(stream.topic, 0)]
     ends = offsets_at(client, there, LATEST)
     return [StreamLag(s, committed.get(s), ends.get(s), readers.get(s, "")) for s in streams]
+
+
+def total_lag(streams: Sequence[StreamLag]) -> int | None:
+    """The lag of a group in the streams that it has committed in; None if that of one of them is not known."""
+    lags = [stream.lag for stream in streams if stream.committed is not None]
+    known = [lag for lag in lags if lag is not None]
+    return sum(known) if len(known) == len(lags) else None
 
 
 def _describe(client: Client, name: str, *, as_json: bool) -> None:

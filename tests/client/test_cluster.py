@@ -13,7 +13,13 @@ from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client
-from logstore.client.errors import LEADER_NOT_AVAILABLE, NOT_LEADER, SidecarRefused, Unavailable
+from logstore.client.errors import (
+    LEADER_NOT_AVAILABLE,
+    NOT_LEADER,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    SidecarRefused,
+    Unavailable,
+)
 from logstore.client.wire import TopicPartition
 from logstore.errors import NotLeader
 from logstore.format import epoch_api
@@ -36,6 +42,8 @@ class ScriptedCluster:
         """Node by stream; -1: nobody leads it."""
         self.gone: set[Address] = set()
         self.coordinator = 2
+        self.lagging = set[Address]()
+        """Hosts that know of no topic of groups."""
         self.asked: list[tuple[str, int]] = []
         """Host and API key of each request."""
         self.now_s = 0.0
@@ -86,7 +94,7 @@ class ScriptedCluster:
 
     def _answer(self, address: Address, api_key: int, frame: bytes) -> bytes:
         if api_key == wire.METADATA:
-            return self._metadata()
+            return self._metadata() if b"__cairn_groups" not in frame else self._groups_topic(address)
         if api_key == wire.LIST_OFFSETS:
             return self._offsets(address, [stream for stream in (T0, T1) if struct.pack(">iq", stream[1], -1) in frame])
         if api_key == wire.FETCH:
@@ -106,6 +114,10 @@ class ScriptedCluster:
         if self._error(address, T0):
             return b"".join(map(bytes, epoch_api.encode_reply_body(NotLeader("another host"))))
         return b"".join(map(bytes, epoch_api.encode_reply_body(epoch_api.ScanReply(b"", 0, 0, 9))))
+
+    def _groups_topic(self, address: Address) -> bytes:
+        error = UNKNOWN_TOPIC_OR_PARTITION if address in self.lagging else 0
+        return struct.pack(">iihiih", 0, 0, -1, 0, 1, error) + text("__cairn_groups") + struct.pack(">bi", 1, 0)
 
     def _error(self, address: Address, stream: TopicPartition) -> int:
         return 0 if NODES.get(self.leaders[stream]) == address else NOT_LEADER
@@ -213,6 +225,19 @@ def test_groups_are_asked_for_at_their_coordinator(cluster: ScriptedCluster, cli
     cluster.kill(B)
     cluster.coordinator = 0
     assert admin.group_names() == ["readers"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_that_there_are_no_groups_is_believed_when_several_hosts_say_so(
+    cluster: ScriptedCluster, client: Client, is_lost: bool
+) -> None:
+    """A host that lags behind knows of no topic of groups; another one does. One that is gone is passed over."""
+    cluster.lagging = {A} if is_lost else {A, B}
+    cluster.on_sleep = lambda: cluster.kill(B) if is_lost else None
+    assert Admin(client).group_names() == ["readers"]
+    cluster.lagging = {A, B, C}
+    assert Admin(client).group_names() == []
+    assert ("c", wire.LIST_GROUPS) in cluster.asked
 
 
 def test_a_batch_is_sent_once(cluster: ScriptedCluster, client: Client) -> None:

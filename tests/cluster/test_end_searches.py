@@ -17,7 +17,7 @@ from logstore.cluster.epochs.end_searches import SEARCH_WAIT_S
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import CairnError, NotLeader, TierUnavailable, TryAgain
+from logstore.errors import CairnError, ChunkUnreachable, NotLeader, TierUnavailable, TryAgain
 from logstore.log.scanning import TakeEnd
 from logstore.replica.registrations import TieredCopy
 from tests.cluster.lost_chunks import all_shown, group
@@ -124,6 +124,12 @@ class _Silent(Host):
         self.silent: dict[int, trio.Event] = {}
         """By epoch of the chunk: when it is read."""
         self.begun: list[int] = []
+        self.late: set[int] = set()
+        """Epochs of chunks that only hosts have that are known to be silent."""
+
+    def is_late(self, stream: ReplicatedStream, before_offset: int, /) -> bool:
+        chunk = stream.registration.chunk_at(before_offset - 1)
+        return chunk is not None and chunk.epoch in self.late
 
     async def find_ends(
         self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
@@ -175,6 +181,35 @@ def test_an_epoch_that_hosts_have_waits_for_no_tier() -> None:
         await host.send(1, 0, "q1")
         assert host.outcomes[2] is None
         assert host.groups == 3
+
+    in_time(test)
+
+
+def test_nobody_waits_for_a_host_that_is_known_to_be_silent() -> None:
+    """Its parts are read behind those of others, which are waited for; what it has is told when it is there."""
+
+    async def test() -> None:
+        host, chunks = await with_chunks(3)
+        host.silent[chunks[2]] = trio.Event()
+        host.late = {chunks[2]}
+        began_s = trio.current_time()
+        for query, outcome in (("q0", type(None)), ("q2", TryAgain), ("other", TryAgain)):
+            await host.send(1, 0, query)
+            assert isinstance(host.outcomes[-1], outcome)
+        assert host.begun == [chunks[1], chunks[0], chunks[2]]
+        host.failure, host.damaged = ChunkUnreachable("nobody answers"), {chunks[2]}
+        host.silent[chunks[2]].set()
+        await settle()
+        host.silent[chunks[2]] = trio.Event()
+        for query in ("q2", "other"):
+            await host.send(1, 0, query)
+            assert isinstance(host.outcomes[-1], ChunkUnreachable)
+        assert trio.current_time() - began_s < SOON_S
+        host.damaged.clear()
+        host.silent[chunks[2]].set()
+        await settle()
+        await host.send(1, 0, "q2")
+        assert (host.outcomes[-1], host.groups) == (None, 3)
 
     in_time(test)
 

@@ -91,6 +91,9 @@ class Host:
                 if is_there and header.is_control and known_type(batch) == END_TYPE:
                     take(header.base_offset, batch)
 
+    def is_late(self, stream: ReplicatedStream, before_offset: int, /) -> bool:
+        return False
+
     def _entries(self, from_offset: int, before_offset: int) -> Iterator[BatchEntry]:
         """The newest chunk first. Raises CorruptChunk at one that is damaged."""
         for chunk in reversed(self.owner.chunks):

@@ -193,3 +193,17 @@ async def test_what_has_no_place_does_not_drop_what_others_come_back_for(
                 assert (await at.fetch(offset))[0].next_offset == offset + 1
             for offset in range(first + 2, RECORDS):
                 assert not (await at.fetch(offset))[0].buffers
+
+
+async def test_what_only_silent_hosts_have_is_late(autojump_clock: Any) -> None:
+    """As long as they are known to be silent; what nobody can be asked about is not, nor what the tier alone has."""
+    async with reader() as at:
+        for answering in Answering:
+            at.owner.answers = answering
+            assert at.reads.is_late(at.front.stream, RECORDS) == (answering is Answering.LATE)
+        at.owner.answers = Answering.LATE
+        copy = TieredCopy("0" * 16, 0, (0, 0), None)
+        chunk = at.owner.chunks[0]
+        chunk.registration = replace(chunk.registration, tiered=copy, members=())
+        at.front.stream.registered(at.owner.registration(""))
+        assert not at.reads.is_late(at.front.stream, RECORDS)

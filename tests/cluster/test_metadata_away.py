@@ -104,7 +104,7 @@ def test_status_shows_what_the_host_knows_while_the_metadata_store_is_away(tmp_p
         until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
         shown = cairn("status", "--servers", a.address, "--timeout", "5", "--json")
         assert shown.status == 0, shown.err
-        assert "status: queries are not known" in shown.err
+        assert "status: queries are unknown" in shown.err
         assert "Start one" not in shown.err
         groups = cairn("groups", "--servers", a.address, "--timeout", "20", "--json").json["groups"]
         assert [shown.json[what] for what in ("groups", "readers", "queries")] == [len(groups), 0, None]

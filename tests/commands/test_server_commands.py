@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.commands.groups import StreamLag, total_lag
 from logstore.commands.hosts import progress
 from logstore.commands.queries import read_inputs
 from logstore.commands.status import place
@@ -316,6 +317,18 @@ def test_groups_show_lag_and_are_reset(sidecar: Sidecar, client: Client) -> None
     assert ask(sidecar, "groups", "delete", "readers-1").status == 0
     gone = ask(sidecar, "groups", "describe", "readers-1")
     assert (gone.status, "no group 'readers-1'" in gone.err) == (1, True)
+
+
+def test_the_lag_of_a_group_is_not_known_without_all_ends() -> None:
+    """Where the host that is asked has not heard of a topic, nobody is told that the group lags behind by nothing."""
+    read, unknown = StreamLag(TopicPartition("read", 0), 2, 5, ""), StreamLag(TopicPartition("new", 0), 7, None, "")
+    assert [total_lag(streams) for streams in ([], [read], [read, read], [read, unknown], [unknown])] == [
+        0,
+        3,
+        6,
+        None,
+        None,
+    ]
 
 
 # ---- queries

@@ -119,11 +119,11 @@ async def test_an_answer_is_bounded(autojump_clock: trio.testing.MockClock, monk
 
 async def test_a_watch_whose_receiver_gives_up_goes_on(autojump_clock: trio.testing.MockClock) -> None:
     """Over the same connection; one that was given up before the watch had begun is made anew."""
-    etcd = SlowEtcd(one=0.5)
-    etcd.is_quiet = True
+    etcd = SlowEtcd(one=0.2)
+    etcd.is_quiet, etcd.pieces = True, 2
     async with store_on(etcd).watch("", 1) as watch:
-        for asked in (1, 2, 2, 2):
-            with trio.move_on_after(0.3 if asked == 1 else 3.0):
+        for asked in (1, 2, 3, 3):
+            with trio.move_on_after({1: 0.1, 2: 0.3, 3: 3.0}[asked]):  # before it is answered, while it is, and later
                 await watch.receive()
             assert etcd.asked["one", "watch"] == asked
 

@@ -7,6 +7,9 @@ Invariants:
 * One task for each stream at most, however many ask; each has its answer as soon as what was read tells it. Parts that
   hosts have are read first, then those in the tier alone, the newest first of each; a part that cannot be read holds up
   no other one.
+* For hosts that are known to be silent (`logstore.cluster.streams.entry_reads`) nobody waits, whatever stream they have
+  parts of: these are read behind those of other hosts, and who asks is told at once to ask again, or why they could
+  not be read. So a silent host costs a second once, not each search.
 * What was read is not read again while the ownership lasts: a try reads what is still unread, once, and each further
   question begins the next try. A question that finds a try under way takes the failures of the one before.
 * Who asks is kept by nobody: a question that is given up leaves the offset from which on the stream is searched, and
@@ -54,6 +57,9 @@ class ControlReads(Protocol):
         self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
     ) -> None:
         """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
+
+    def is_late(self, stream: ReplicatedStream, before_offset: int, /) -> bool:
+        """Whether what lies in front of an offset is only on hosts that have let readers wait lately."""
 
 
 class LostChunks(Protocol):
@@ -215,12 +221,14 @@ class StreamSearch:
     # ---- who asks
 
     async def _wait_tried(self, order: GroupOrder, passed: set[int]) -> None:
-        """Wait until the question is answered, or all that it needs was tried, now or lately. Raises TryAgain."""
+        """Wait until the question is answered, or all that it needs was tried, now or lately, but for what silent hosts
+        have. Raises TryAgain.
+        """
         now = self._try or self._begin()
         needed = partial(self._behind, order.target.start_offset)
         with trio.move_on_at(now.began_s + SEARCH_WAIT_S):
             while self._try is now and self._answer(order, passed) is None:
-                if all(part.tried == now.number for part in needed()):
+                if all(part.tried == now.number or self._is_late(part) for part in needed()):
                     break
                 await self._progress.wait()
         self._check_ownership()
@@ -266,10 +274,13 @@ class StreamSearch:
         self._try = None
         self._tell()
 
-    def _place(self, part: _UnreadPart) -> tuple[bool, int]:
+    def _place(self, part: _UnreadPart) -> tuple[bool, bool, int]:
         """Its place among those that are to be read."""
         chunk = self._chunk(part)
-        return chunk is not None and chunk.is_tiered_alone, -part.before_offset
+        return chunk is not None and chunk.is_tiered_alone, self._is_late(part), -part.before_offset
+
+    def _is_late(self, part: _UnreadPart) -> bool:
+        return self._reads.is_late(self._stream, part.before_offset)
 
     async def _read(self, part: _UnreadPart) -> None:
         """Read a part, unless the search has begun anew. Raises what does not come of the part alone."""

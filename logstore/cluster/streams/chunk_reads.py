@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.cluster.interfaces import ReplicaFiles, Spawn, StreamOwners
+from logstore.cluster.interfaces import Answering, ReplicaFiles, Spawn, StreamOwners
 from logstore.cluster.streams.late_reads import LateReads
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
@@ -309,6 +309,13 @@ class ChunkReads:
             buffers.append(batch)
             size += len(batch)
         return ScanResult(buffers, first, size)
+
+    def is_late(self, stream: ReplicatedStream, before_offset: int) -> bool:
+        """Whether what lies in front of an offset is only on hosts that have let readers wait lately."""
+        chunk = stream.registration.chunk_at(before_offset - 1)
+        if chunk is None or chunk.is_tiered_alone or self._local(stream, chunk, before_offset - 1) is not None:
+            return False
+        return self._owners.answering(chunk) is Answering.LATE
 
     def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
         """This host's copy of a chunk, if it has the offset."""
