@@ -5,6 +5,7 @@ nothing, and are reported once for each state that they are in. A certificate th
 more when it has ended.
 """
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
@@ -35,6 +36,16 @@ class LoadedTls(Protocol):
 
     def reload(self, *, force: bool = False) -> bool:
         """Load the files again if one has changed, or with `force`; whether they were. Blocks. Raises TlsError."""
+
+
+def followed(
+    loaded: Iterable[LoadedTls | None], nursery: trio.Nursery, clock: Clock, report: Report
+) -> Sequence[LoadedTls]:
+    """Those of these that there are; their files are followed from now on, in the nursery."""
+    certificates = [each for each in loaded if each is not None]
+    for each in certificates:
+        nursery.start_soon(follow_certificates, each, clock, report)
+    return certificates
 
 
 async def follow_certificates(tls: LoadedTls, clock: Clock, report: Report) -> None:
