@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.addresses import parse_address
-from logstore.base.certificates import LoadedTls, followed
+from logstore.base.certificates import Failure, LoadedTls, followed
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
@@ -194,7 +194,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
     tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
-    certificates = followed((tls, _tls_of(metadata)), nursery, local.clock, report)
+    certificates = followed(((tls, trio.sleep_forever), _tls_of(metadata)), nursery, local.clock, report)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
@@ -272,9 +272,11 @@ async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery
     await access.complete()
 
 
-def _tls_of(metadata: MetadataStore) -> LoadedTls | None:
-    """What connections to the metadata store are made with, if that is files."""
-    return metadata.tls if isinstance(metadata, EtcdMetadataStore) else None
+def _tls_of(metadata: MetadataStore) -> tuple[LoadedTls | None, Failure]:
+    """What connections to the metadata store are made with, if that is files, and the next failure of one."""
+    if isinstance(metadata, EtcdMetadataStore):
+        return metadata.tls, metadata.wait_failure
+    return None, trio.sleep_forever
 
 
 def _is_away(metadata: MetadataStore) -> bool:

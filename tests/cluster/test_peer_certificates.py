@@ -7,13 +7,15 @@ import pytest
 import trio
 import trustme
 
+from logstore.base import certificates
 from logstore.base.certificate_events import CERTIFICATES_LOADED, CERTIFICATES_UNUSABLE
 from logstore.base.certificates import CHECK_S, followed
 from logstore.base.tls import PeerTls, TlsFiles
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
-from tests.support.waiting import until
+from tests.support.waiting import PAUSE_S, until
 
 
 class PeerFiles:
@@ -57,7 +59,8 @@ async def test_files_that_were_replaced_are_loaded_by_themselves(files: PeerFile
     assert CHECK_S <= 10
     async with trio.open_nursery() as nursery:
         first = tls.context
-        assert followed((None, tls), nursery, ManualClock(), reports) == [tls]
+        never = trio.sleep_forever
+        assert followed(((None, never), (tls, never)), nursery, ManualClock(), reports) == [tls]
         await trio.sleep(3 * CHECK_S)
         assert reports.names() == []
         files.renew()
@@ -70,6 +73,28 @@ async def test_files_that_were_replaced_are_loaded_by_themselves(files: PeerFile
         await reported(loaded, unusable, loaded)
         assert tls.context is not second
         nursery.cancel_scope.cancel()
+
+
+async def test_a_failure_has_files_looked_at_soon(files: PeerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that fails, as while a certificate is refused, does not wait ten seconds for the one that has taken
+    its place; as long as connections fail, the files are looked at again and again.
+    """
+    monkeypatch.setattr(certificates, "CHECK_S", PATIENCE_S)
+    tls, reports, failed = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca))), RecordedReports(), 0
+
+    async def failure() -> None:
+        nonlocal failed
+        failed += 1
+
+    with trio.fail_after(PATIENCE_S / 2):
+        async with trio.open_nursery() as nursery:
+            followed([(tls, failure)], nursery, ManualClock(), reports)
+            for count in (1, 2):
+                files.renew()
+                while reports.names() != [CERTIFICATES_LOADED.name] * count:  # noqa: ASYNC110
+                    await trio.sleep(PAUSE_S)
+            nursery.cancel_scope.cancel()
+    assert failed >= 2
 
 
 def test_a_hangup_has_a_host_load_them(tmp_path: Path, files: PeerFiles) -> None:
