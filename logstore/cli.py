@@ -17,8 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="cairn",
         usage="cairn [-h] [--version] COMMAND ...",
-        description="Stable storage for stream processing.",
-        epilog=f"{grouped_help()}\n`cairn COMMAND --help` says more about a command.",
+        description="Durable storage for stream processing.",
+        epilog=f"{grouped_help()}\n`cairn COMMAND --help` describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             used = subparser
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
-        used.exit(USAGE_ERROR, f"{used.prog}: unknown: {' '.join(unknown)}; `{used.prog} --help` lists what there is\n")
+        used.exit(USAGE_ERROR, f"{used.prog}: unknown: {' '.join(unknown)}; `{used.prog} --help` lists the options\n")
     if parsed.command is None:
-        parser.error("a COMMAND is missing; `cairn --help` lists them, `cairn COMMAND --help` says more about one")
+        parser.error("a COMMAND is missing; `cairn --help` lists the commands, `cairn COMMAND --help` describes one")
     return int(parsed.run(parsed))
 
 

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.events import Report
-from logstore.base.lean_imports import leave_command_line_out
-from logstore.base.packages import how_to_get
 from logstore.base.system import SystemClock
 from logstore.cluster.epochs.epochs_home import StagingLimits
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
@@ -55,7 +53,7 @@ from logstore.refusals import refuse_own_callers
 from logstore.tier.starting import open_tier
 
 CLUSTER_ROOM: Final = "logstore.cluster.running"
-"""Needs the extra `cluster`."""
+"""Loaded only by a host of a cluster."""
 MakeGroups = Callable[[OffsetStore, GenerationLog], GroupHandlers]
 """All groups over these offsets and generations."""
 
@@ -104,15 +102,11 @@ async def _start(
     """The sidecar's part in a cluster, before it joins. Raises CairnError, OSError."""
     if engine.store.topics:
         raise ConfigError(
-            f"{settings.data_dir} holds topics of a sidecar that was alone, which a cluster does not serve: give an "
+            f"{settings.data_dir} holds topics of a single sidecar, which a cluster does not serve: give an "
             "empty --data-dir"
         )
     refuse_own_callers(settings.data_dir, own)
-    try:
-        leave_command_line_out()
-        start: StartCluster = import_module(CLUSTER_ROOM).START
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
+    start: StartCluster = import_module(CLUSTER_ROOM).START
     random, clock = SystemRandom(), SystemClock()
     limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
     tier, directory = open_tier(settings.tier, report), str(settings.data_dir)

@@ -87,25 +87,25 @@ class SidecarConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `cairn serve`."""
-    parser.add_argument("--data-dir", type=Path, help="directory that holds everything; made if it is missing")
+    parser.add_argument("--data-dir", type=Path, help="directory of all the sidecar's data; created if missing")
     parser.add_argument(
         "--kafka",
         action="append",
         metavar="[PROTOCOL://]HOST:PORT",
-        help=f"listen here, by PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL (repeatable; default {DEFAULT_KAFKA})",
+        help=f"listener; PROTOCOL is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL (repeatable; default {DEFAULT_KAFKA})",
     )
     parser.add_argument(
         "--advertise",
         action="append",
         metavar="HOST:PORT",
-        help="what the n-th listener's clients are told to connect to",
+        help="address given to clients of the n-th listener (repeatable)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of these settings")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings; flags override it")
     parser.add_argument(
         "--insecure",
         action="store_true",
         default=None,
-        help="allow other addresses than loopback, without TLS and authentication",
+        help="allow addresses other than loopback without TLS and authentication",
     )
     for table in dict.fromkeys(setting.table for setting in SETTINGS):
         group = parser.add_argument_group(f"settings in [{table}]")

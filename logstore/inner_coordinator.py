@@ -44,8 +44,8 @@ def told_address(settings: SidecarConfig) -> Address | None:
     host, peers = wanted.listen.address.host, settings.cluster.advertise or settings.cluster.listen
     if host in ANY_ADDRESS or (is_loopback(host) and not is_loopback(peers.host)):
         raise ConfigError(
-            f"coordinator={wanted.listen.address}: other hosts of the cluster send clients there, and it is no address "
-            "of this host for others: give --coordinator-advertise HOST:PORT, or a --coordinator that others reach"
+            f"coordinator={wanted.listen.address}: clients are redirected there by the other hosts of the cluster, but "
+            "it cannot be reached from them: give --coordinator-advertise HOST:PORT, or a reachable --coordinator"
         )
     return None
 

@@ -37,9 +37,9 @@ def parse_listeners(
         is_safe = protocol.is_encrypted and (protocol.needs_login or requires_certificate)
         if not insecure and not is_safe and not is_loopback(address.host):
             raise ConfigError(
-                f"{text} can be reached from other machines, without TLS and authentication: say SASL_SSL://{address}, "
-                f"or SSL://{address} with --tls-client-auth required; or listen on 127.0.0.1; or say --insecure if the "
-                "network is yours alone"
+                f"{text} can be reached from other machines, without TLS and authentication: use SASL_SSL://{address}, "
+                f"or SSL://{address} with --tls-client-auth required; or listen on 127.0.0.1; or add --insecure if the "
+                "network is private"
             )
         host, port = _address(advertise[number]) if number < len(advertise) else (None, None)
         listeners.append(Listener(address.host, address.port, host, port, protocol))
@@ -77,9 +77,9 @@ def parse_monitoring(values: Mapping[str, Any], *, insecure: bool) -> HttpListen
     is_safe = found.is_encrypted and values["tls_client_auth"] == "required"
     if not insecure and not is_safe and not is_loopback(found.address.host):
         raise ConfigError(
-            f"--http {values['http']} can be reached from other machines, without TLS and authentication: say "
-            f"https://{found.address} with --tls-client-auth required; or listen on 127.0.0.1; or say --insecure if "
-            "the network is yours alone"
+            f"--http {values['http']} can be reached from other machines, without TLS and authentication: use "
+            f"https://{found.address} with --tls-client-auth required; or listen on 127.0.0.1; or add --insecure if "
+            "the network is private"
         )
     return found
 

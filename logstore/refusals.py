@@ -61,8 +61,8 @@ def refuse_foreign_files(data_dir: Path) -> None:
         if foreign:
             more = f" and {len(foreign) - NAMES_SHOWN} more" if len(foreign) > NAMES_SHOWN else ""
             raise ConfigError(
-                f"{directory} holds {', '.join(map(repr, foreign[:NAMES_SHOWN]))}{more}, which no sidecar has made: "
-                "choose another --data-dir, or move it away"
+                f"{directory} holds files that are not a sidecar's: {', '.join(map(repr, foreign[:NAMES_SHOWN]))}{more}"
+                "; choose another --data-dir, or move them away"
             )
 
 
@@ -70,15 +70,15 @@ def refuse_adopted(data_dir: Path, why: str) -> None:
     """Raises ConfigError if a cluster has what a data directory has; `why`: what that means for who asks."""
     if (data_dir / ADOPTED_FILE).exists():
         raise ConfigError(
-            f"{data_dir / ADOPTED_FILE}: a cluster has the log of this data directory, or `cairn adopt` was "
-            f"interrupted: run that again, and start the host on the directory that it has made. {why}; only if that "
-            "cluster is given up, remove the file"
+            f"{data_dir / ADOPTED_FILE}: the log of this data directory was adopted by a cluster, or `cairn adopt` was "
+            f"interrupted: run it again, and start the host on the directory that it creates. {why}; remove the file "
+            "only if that cluster is given up"
         )
 
 
 def refuse_other_kind(settings: SidecarConfig) -> None:
     """Raises ConfigError if a host of a cluster would start alone on its data directory."""
-    refuse_adopted(settings.data_dir, "What is appended here would be missing there")
+    refuse_adopted(settings.data_dir, "Records appended here would be missing there")
     if (settings.data_dir / ADOPTION_FILE).exists():
         raise ConfigError(
             f"{settings.data_dir / ADOPTION_FILE}: `cairn adopt` has not completed this directory: run it again"
@@ -97,12 +97,12 @@ def refuse_own_callers(data_dir: Path, own: CallerStores) -> None:
     if users:
         more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""
         raise ConfigError(
-            f"{data_dir} has users of its own, {', '.join(users[:NAMES_SHOWN])}{more}, and those of a cluster are in "
+            f"{data_dir} has its own users, {', '.join(users[:NAMES_SHOWN])}{more}, but the users of a cluster are in "
             f"its metadata store: add them there with `cairn user add NAME --cluster URL`, and remove them here with "
             f"`cairn user remove NAME --data-dir {data_dir}`"
         )
     if not own.is_empty:
         raise ConfigError(
             f"{data_dir} has {len(own.acls.index)} ACLs, and quotas of {len(own.quotas.quotas)} users and clients, of "
-            "a sidecar that was alone, which a cluster does not use: give an empty --data-dir"
+            "a single sidecar, which a cluster does not use: give an empty --data-dir"
         )

@@ -362,7 +362,7 @@ async def _stop_signal(
         if cluster is not None:
             cluster.read_place_again()
         elif not certificates and not coordinators:
-            report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
+            report(HANGUP_IGNORED, why="settings are read only at the start, and there are no certificates")
         for tls in certificates:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
@@ -373,7 +373,7 @@ def _authenticator(settings: SidecarConfig, callers: CallerStores, report: Repor
     if callers.users.is_empty and any(listener.protocol.needs_login for listener in settings.listeners):
         where = f"--data-dir {settings.data_dir}" if settings.cluster is None else "--cluster URL"
         at = "while this sidecar is stopped" if settings.cluster is None else "with the URL of this cluster"
-        report(NO_USERS, why=f"nobody can log in to the SASL listeners: cairn user add NAME {where}, {at}")
+        report(NO_USERS, why=f"no user can log in to the SASL listeners: cairn user add NAME {where}, {at}")
     return Authenticator(callers.users, settings.login, report)
 
 

@@ -59,28 +59,30 @@ Act = Callable[[Users], Ticket[None]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn user`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="add a user, or set a user's password anew")
+    add = actions.add_parser("add", help="add a user, or change a user's password")
     add.add_argument("user")
     add.add_argument(
         "--mechanism",
         action="append",
         choices=tuple(MECHANISMS),
-        help="how the user may log in, repeatable (default: all; PLAIN goes with either)",
+        help="mechanism that the user may log in with, repeatable (default: all; PLAIN works with either)",
     )
-    add.add_argument("--iterations", type=int, default=DEFAULT_ITERATIONS, help="of the hash (default: %(default)s)")
-    add.add_argument("--password-file", type=Path, metavar="FILE", help="its first line is the password")
-    remove = actions.add_parser("remove", help="remove a user; connections that are logged in stay")
+    add.add_argument(
+        "--iterations", type=int, default=DEFAULT_ITERATIONS, help="iterations of the hash (default: %(default)s)"
+    )
+    add.add_argument("--password-file", type=Path, metavar="FILE", help="file whose first line is the password")
+    remove = actions.add_parser("remove", help="remove a user; connections that are logged in stay open")
     remove.add_argument("user")
-    listing = actions.add_parser("list", help="the names of all users, and how they may log in")
+    listing = actions.add_parser("list", help="list all users with their mechanisms")
     for action in (add, remove, listing):
         add_server_arguments(action)
         action.add_argument(
             "--data-dir",
             type=Path,
-            help="instead of a sidecar that runs: a data directory, new or of a sidecar that is stopped",
+            help="instead of a running sidecar: a data directory that is new or whose sidecar is stopped",
         )
         action.add_argument(
-            "--cluster", metavar="URL", help="instead of a host that runs: the metadata store of the cluster"
+            "--cluster", metavar="URL", help="instead of a running host: the metadata store of the cluster"
         )
         add_etcd_arguments(action, "with --cluster: ")
 
@@ -106,7 +108,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _add(arguments: argparse.Namespace) -> None:
     user, iterations = check_name(arguments.user), arguments.iterations
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
-        raise ConfigError(f"--iterations {iterations}: allowed are {MIN_ITERATIONS} to {MAX_ITERATIONS}")
+        raise ConfigError(f"--iterations {iterations}: must be from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
     password = _password(arguments.password_file)
     mechanisms = arguments.mechanism or list(MECHANISMS)
     salts = {mechanism: secrets.token_bytes(SALT_BYTES) for mechanism in mechanisms}
@@ -136,7 +138,7 @@ def _remove(arguments: argparse.Namespace) -> None:
     user = arguments.user
     mechanisms = _users(arguments).get(user)
     if not mechanisms:
-        raise ConfigError(f"there is no user {user!r}; cairn user list shows all")
+        raise ConfigError(f"there is no user {user!r}; cairn user list shows all users")
     act = _place(arguments)
     if act is not None:
         names = [CredentialName(user, mechanism) for mechanism in mechanisms]
@@ -160,7 +162,7 @@ def _list(arguments: argparse.Namespace) -> None:
 def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
     """Iterations by mechanism, for each user."""
     if arguments.data_dir is not None and not arguments.data_dir.is_dir():
-        raise ConfigError(f"--data-dir {arguments.data_dir}: there is no such directory")
+        raise ConfigError(f"--data-dir {arguments.data_dir}: no such directory")
     act = _place(arguments)
     if act is not None:
         found_here: dict[str, Mapping[str, int]] = {}
@@ -187,7 +189,7 @@ def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
     security = etcd_security(arguments)
     if arguments.cluster is None:
         if security.is_set:
-            raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} go with --cluster URL")
+            raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} need --cluster URL")
         if arguments.data_dir is None:
             return None
         return partial(_offline, arguments.data_dir, is_change=arguments.action != "list")
@@ -223,8 +225,8 @@ def _locked(data_dir: Path) -> Iterator[None]:
             stack.enter_context(locked_directory(data_dir, "sidecar"))
         except DirectoryInUse as error:
             raise DirectoryInUse(
-                f"{str(error).partition(';')[0]}, which has its users: leave --data-dir out, and give --servers "
-                "HOST:PORT, with --command-config FILE of a user with Alter on the cluster if there are users"
+                f"{str(error).partition(';')[0]}, which manages its users: omit --data-dir and give --servers "
+                "HOST:PORT; if there are users, add --command-config FILE for a user with Alter on the cluster"
             ) from error
         yield
 
@@ -234,7 +236,7 @@ def _offline(data_dir: Path, act: Act, *, is_change: bool) -> None:
     refuse_foreign_files(data_dir)
     with _locked(data_dir):
         if is_change:
-            refuse_adopted(data_dir, "Its users are those of the cluster: give --cluster URL, not --data-dir")
+            refuse_adopted(data_dir, "Its users are now the cluster's: give --cluster URL, not --data-dir")
         files = OsFiles(data_dir)
         try:
             prepare_directory(files, uuid.uuid4)

@@ -24,10 +24,10 @@ ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add_check_arguments(actions.add_parser("check", help="read a description and say what was understood"))
-    add_draw_arguments(actions.add_parser("draw", help="draw a picture of it: SVG, PNG or PDF"))
-    add_agent_arguments(actions.add_parser("agent", help="let this host take part in a calibration"))
-    add_calibrate_arguments(actions.add_parser("calibrate", help="measure a running cluster's links and disks"))
+    add_check_arguments(actions.add_parser("check", help="read a topology file and print what it means"))
+    add_draw_arguments(actions.add_parser("draw", help="draw the topology: SVG, PNG or PDF"))
+    add_agent_arguments(actions.add_parser("agent", help="run the calibration agent of this host"))
+    add_calibrate_arguments(actions.add_parser("calibrate", help="measure the links and disks of a running cluster"))
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ class AclStore:
         def compute() -> EntryChanges:
             if len(self.index) + sum(acl not in self.index for acl in set(acls)) > MAX_ACLS:
                 raise InvalidAcl(
-                    f"there are {len(self.index)} ACLs, and at most {MAX_ACLS} can be; use prefixes or groups"
+                    f"there are {len(self.index)} ACLs, and at most {MAX_ACLS} are allowed; use prefixes or groups"
                 )
             return dict.fromkeys(map(_key, sorted(acls, key=_forbids, reverse=True)), b"")
 
@@ -112,5 +112,5 @@ def _parse(key: str) -> Acl:
         )
         check_acl(acl)
     except (ValueError, TypeError, RecursionError, InvalidAcl) as error:
-        raise CorruptFile(f"the ledger of ACLs has the key {key!r}, which is no ACL: {error}") from error
+        raise CorruptFile(f"the ledger of ACLs has the key {key!r}, which is not an ACL: {error}") from error
     return acl

@@ -53,7 +53,7 @@ class QuotaStore:
 def check_entity(entity: Entity) -> None:
     """Raise InvalidQuota unless an entity can have quotas."""
     if entity == Entity():
-        raise InvalidQuota(f"a quota is for a {USER}, a {CLIENT_ID} or both; none is named")
+        raise InvalidQuota(f"a quota is for a {USER}, a {CLIENT_ID} or both; neither is named")
     for name in entity:
         if isinstance(name, str) and not 0 < len(name) <= MAX_TEXT_CHARACTERS:
             raise InvalidQuota(f"a name of {len(name)} characters; 1 to {MAX_TEXT_CHARACTERS} are allowed")
@@ -80,7 +80,7 @@ def _entity(key: str) -> Entity:
         entity = Entity(found.pop(USER, None), found.pop(CLIENT_ID, None))
         check_entity(entity)
     except (ValueError, AttributeError, RecursionError, InvalidQuota) as error:
-        raise CorruptFile(f"the ledger of quotas has the key {key!r}, which names nobody: {error}") from error
+        raise CorruptFile(f"the ledger of quotas has the key {key!r}, which names no entity: {error}") from error
     if found:
         raise CorruptFile(f"the ledger of quotas has the key {key!r} with more than a user and a client id")
     return entity
@@ -93,5 +93,5 @@ def _values(key: str, value: bytes) -> dict[str, float]:
         for name, number in values.items():
             check_change(name, number)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, InvalidQuota) as error:
-        raise CorruptFile(f"the ledger of quotas: the value of {key!r} is no quota: {error}") from error
+        raise CorruptFile(f"the ledger of quotas: the value of {key!r} is not a quota: {error}") from error
     return values

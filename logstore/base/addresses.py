@@ -40,7 +40,7 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
     port = str(default_port) if not port and host and default_port is not None and not text.endswith(":") else port
     is_number = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
     if not host or not is_number or int(port) > MAX_PORT:
-        raise AddressError(f"{text!r} is no address: use HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
+        raise AddressError(f"{text!r} is not an address: use HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
     return Address(host, int(port))
 
 

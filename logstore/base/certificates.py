@@ -72,9 +72,9 @@ async def follow_certificates(
 
 
 _REFUSED: Final = {
-    (True, False): "clients will refuse it from then on",
+    (True, False): "clients will refuse it from that time on",
     (True, True): "clients refuse it",
-    (False, False): "new connections will be refused from then on",
+    (False, False): "new connections will be refused from that time on",
     (False, True): "new connections are refused",
 }
 Notice = tuple[int, bool]
@@ -104,6 +104,6 @@ async def reload_certificates(tls: LoadedTls, report: Report, *, force: bool) ->
     """
     try:
         if await trio.to_thread.run_sync(partial(tls.reload, force=force), abandon_on_cancel=True):
-            report(CERTIFICATES_LOADED, of=tls.side, effect="new connections get them")
+            report(CERTIFICATES_LOADED, of=tls.side, effect="new connections use them")
     except TlsError as error:
-        report(CERTIFICATES_UNUSABLE, of=tls.side, error=str(error), effect="those loaded before stay in use")
+        report(CERTIFICATES_UNUSABLE, of=tls.side, error=str(error), effect="the previously loaded files stay in use")

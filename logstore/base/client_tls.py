@@ -19,7 +19,7 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.tls import CERTIFICATES_ROOM, file_states
 
-KEPT: Final = "those loaded before stay in use"
+KEPT: Final = "the previously loaded files stay in use"
 """What becomes of a connection whose files cannot be used."""
 
 
@@ -113,7 +113,7 @@ def context_that_looks(
 def _looked(tls: ClientTls, context: ssl.SSLContext, report: Report) -> ssl.SSLContext:
     try:
         if tls.reload():
-            report(CERTIFICATES_LOADED, of=tls.side, effect="new connections get them")
+            report(CERTIFICATES_LOADED, of=tls.side, effect="new connections use them")
     except CairnError as error:
         report(CERTIFICATES_UNUSABLE, of=tls.side, error=str(error), effect=KEPT)
     return context

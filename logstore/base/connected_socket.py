@@ -105,7 +105,7 @@ class ConnectedSocket:
             with trio.move_on_after(patience_s) as scope:
                 await trio.lowlevel.wait_writable(self._socket)
             if scope.cancelled_caught:
-                raise TooSlow("what is sent to it is not read")
+                raise TooSlow("it does not read what is sent to it")
             rest = self.send_nowait(rest)
 
     def end_sending(self) -> None:

@@ -8,7 +8,7 @@ import errno
 
 def cannot_listen(where: str, error: OSError) -> OSError:
     """The same error with the address in its message, and what to do if another process has the address."""
-    remedy = "; stop the process that has it (ss -ltnp shows it), or choose another port"
+    remedy = "; stop the process that uses it (ss -ltnp shows it), or choose another port"
     more = remedy if error.errno == errno.EADDRINUSE else ""
     return OSError(f"cannot listen on {where}: {error.strerror or error}{more}")
 

@@ -99,7 +99,7 @@ class String:
         if not self.choices and not self.min <= len(value) <= self.max:
             raise refuse(where, value, f"must have from {self.min} to {self.max} characters")
         if not _VISIBLE.fullmatch(value):
-            raise refuse(where, value, "must have no control characters and no invisible ones")
+            raise refuse(where, value, "must not have control characters or invisible characters")
         return value
 
     def schema(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 * kio uses Hypothesis where it is installed, for strategies that no command needs.
 * kio names a class of asyncio in the type of a parameter.
 * crc32c asks importlib.metadata for its own version, which brings the reader of mail headers with it.
-* httpx has a command line of its own, and imports it wherever click and rich are installed.
 
 Invariant: only while such a package is imported does a stand-in take the place of the module; whoever wants the module
 itself, later or before, has it.
@@ -24,13 +23,6 @@ def leave_test_tools_out() -> None:
     sys.modules.setdefault("hypothesis", cast(ModuleType, None))
 
 
-def leave_command_line_out() -> None:
-    """Import httpx without its command line, which takes a tenth of the start of a host of a cluster."""
-    if "httpx" not in sys.modules:
-        with _replaced("click", None):
-            import_module("httpx")
-
-
 def import_lean() -> None:
     """Import kio's writers without asyncio, and crc32c without importlib.metadata: 40 ms and 5 MB."""
     with _stand_in("asyncio", StreamWriter=object):
@@ -49,12 +41,12 @@ def _stand_in(name: str, **attributes: object) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(name: str, module: ModuleType | None) -> Iterator[None]:
-    """Another module in the place of one that is not imported yet; None: who imports it hears that it is missing."""
+def _replaced(name: str, module: ModuleType) -> Iterator[None]:
+    """Another module in the place of one that is not imported yet."""
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = cast(ModuleType, module)
+    sys.modules[name] = module
     try:
         yield
     finally:

@@ -119,7 +119,7 @@ def read_node_list(text: str, where: str) -> Racks:
     except (ValueError, RecursionError) as error:
         raise RacksError(f"{where}: no valid JSON: {error}") from error
     if not isinstance(values, dict) or values.get("kind") not in _NODE_LISTS or not isinstance(values["items"], list):
-        raise RacksError(f"{where}: no list of nodes, as `kubectl get nodes -o json` prints it")
+        raise RacksError(f"{where}: not a list of nodes as `kubectl get nodes -o json` prints it")
     return _checked([_node(item, f"{where}: items[{at}]") for at, item in enumerate(values["items"])], where)
 
 
@@ -130,7 +130,7 @@ def _datanode(address: str, name: str | None, path: str, where: str) -> RackedHo
     try:
         host = parse_address(address).host
     except AddressError as error:
-        raise RacksError(f"{where}: {address[:80]!r} is no ADDRESS:PORT of a DataNode") from error
+        raise RacksError(f"{where}: {address[:80]!r} is not an ADDRESS:PORT of a DataNode") from error
     return RackedHost(host, path) if name is None else RackedHost(name, path, (host,))
 
 
@@ -138,7 +138,7 @@ def _node(item: object, where: str) -> RackedHost:
     metadata = _object(_object(item, where).get("metadata"), f"{where}.metadata")
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
-        raise RacksError(f"{where}.metadata.name: {name!r} is no name of a node")
+        raise RacksError(f"{where}.metadata.name: {name!r} is not a name of a node")
     labels = _object(metadata.get("labels", {}), f"{where}.metadata.labels")
     parts = [_label(labels, names, f"{where} (node {name!r})") for names in (ZONE_LABELS, RACK_LABELS)]
     addresses = _object(_object(item, where).get("status", {}), f"{where}.status").get("addresses", [])
@@ -153,7 +153,7 @@ def _label(labels: Mapping[str, Any], names: Sequence[str], where: str) -> str:
     for name in names:
         value = labels.get(name, "")
         if not isinstance(value, str) or "/" in value:
-            raise RacksError(f"{where}: label {name}={value!r} is no name of a domain")
+            raise RacksError(f"{where}: label {name}={value!r} is not a name of a domain")
         if value:
             return value
     return ""
@@ -171,7 +171,7 @@ def _path(text: str, where: str) -> str:
     names = text.split("/")[1:]
     if not text.startswith("/") or not all(names) or len(names) > MAX_DOMAINS or len(text) > MAX_PATH_CHARACTERS:
         raise RacksError(
-            f"{where}: {text[:80]!r} is no path of a rack: it must be /NAME or /NAME/NAME, of at most {MAX_DOMAINS} "
+            f"{where}: {text[:80]!r} is not a path of a rack: it must be /NAME or /NAME/NAME, of at most {MAX_DOMAINS} "
             f"names and {MAX_PATH_CHARACTERS} characters"
         )
     return text

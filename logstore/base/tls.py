@@ -108,7 +108,7 @@ class ServerTls:
                 ) from error
             raise TlsError(
                 f"tls-certificate {files.certificate!r} with tls-key {files.key or files.certificate!r} cannot be "
-                f"used: {tls_reason(error)}; give PEM files that belong together"
+                f"used: {tls_reason(error)}; give PEM files with a matching certificate and key"
             ) from error
 
     def _load_authorities(self, context: ssl.SSLContext) -> None:
@@ -118,7 +118,7 @@ class ServerTls:
         except OSError as error:
             raise TlsError(
                 f"tls-client-ca {self._files.client_ca!r} cannot be used: {tls_reason(error)}; give a PEM file with "
-                "the authorities of clients' certificates"
+                "the CAs of client certificates"
             ) from error
 
 

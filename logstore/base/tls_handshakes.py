@@ -52,7 +52,7 @@ class Handshakes:
         finally:
             self._end(handshake)
         if handshake.scope.cancelled_caught:
-            raise HandshakeFailed(f"a TLS handshake of {handshake.received_bytes} bytes that is not done makes way")
+            raise HandshakeFailed(f"a TLS handshake of {handshake.received_bytes} bytes that is not complete gives way")
 
     def received(self, handshake: Handshake, size_bytes: int) -> None:
         """So much more was received in a handshake. Raises HandshakeFailed if that is too much for one."""

@@ -69,7 +69,7 @@ class TlsSocket(ConnectedSocket):
             if received is None:
                 continue
             if received == 0:
-                raise HandshakeFailed("the connection ended inside the TLS handshake")
+                raise HandshakeFailed("the connection ended during the TLS handshake")
             self._handshakes.received(handshake, received)
             is_done = await self._handshake_step()
         self._is_drained = False  # data may have come with the end of the handshake
@@ -177,7 +177,7 @@ class TlsSocket(ConnectedSocket):
                     return True
                 self._unsent = memoryview(self._outgoing.read())
             elif len(self._unsent) + self._outgoing.pending > MAX_UNSENT_BYTES:
-                raise TooSlow("TLS's own answers are not read")
+                raise TooSlow("the peer does not read TLS messages")
             try:
                 sent = self._socket.send(self._unsent)
             except (BlockingIOError, InterruptedError):

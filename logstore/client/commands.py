@@ -23,13 +23,13 @@ DEFAULT_SERVERS: Final = "127.0.0.1:9092"
 DEFAULT_LIMIT_S: Final = 10.0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-COMMAND_CONFIG_HELP: Final = "properties file with security.protocol and so on, as Kafka's tools take it"
+COMMAND_CONFIG_HELP: Final = "client properties file, as for Kafka's tools (security.protocol and so on)"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, *, is_action: bool = False) -> None:
     """Add --servers and --command-config. `is_action`: behind an action too; only what is given there counts."""
     default = argparse.SUPPRESS if is_action else DEFAULT_SERVERS
-    shown = "as in front of the action" if is_action else f"HOST:PORT (default: {DEFAULT_SERVERS})"
+    shown = "the same as before the action" if is_action else f"HOST:PORT (default: {DEFAULT_SERVERS})"
     parser.add_argument("--servers", default=default, help=f"the sidecar, {shown}")
     default_file = argparse.SUPPRESS if is_action else None
     parser.add_argument("--command-config", type=Path, metavar="FILE", default=default_file, help=COMMAND_CONFIG_HELP)

@@ -45,7 +45,7 @@ def parse_addresses(servers: str) -> list[Address]:
         except AddressError as error:
             raise InvalidConfig(str(error)) from error
         if not address.port:
-            raise InvalidConfig(f"{entry!r} is no address of a server: its port must be from 1 to {MAX_PORT}")
+            raise InvalidConfig(f"{entry!r} is not an address of a server: its port must be from 1 to {MAX_PORT}")
         addresses.append(address)
     if not addresses:
         raise InvalidConfig(f"{servers!r} names no server; write host:port")

@@ -62,14 +62,14 @@ READ_TOPIC: Final = "Read on the topic"
 DESCRIBE_OR_CREATE: Final = f"{DESCRIBE_TOPIC}, and Create where the topic is to be made"
 _ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
 _HINTS: Final = {
-    UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` makes one",
-    15: "in a cluster that is so while too few of the hosts live that have groups: `cairn hosts` says which are away",
+    UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` creates one",
+    15: "in a cluster this happens while too few hosts with the groups are alive: `cairn hosts` shows which are away",
     29: _ASK_FOR_RIGHTS,
     30: _ASK_FOR_RIGHTS,
     31: _ASK_FOR_RIGHTS,
 }
 ASK_HOSTS: Final = (
-    "the host could not do it in time: in a cluster that is so while the metadata store is away, and `cairn hosts` "
+    "the host could not do it in time: in a cluster this happens while the metadata store is away; `cairn hosts` "
     "says whether it is"
 )
 # The same request may succeed later: the server is starting, the topic is being created, the disk was full.
@@ -97,7 +97,7 @@ def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     if isinstance(failure, CairnError):
         return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
-        advice = "a server is there and ends the connection: is it a sidecar, of this version or a newer one?"
+        advice = "a server answers but closes the connection: is it a sidecar of this version or a newer one?"
     elif isinstance(failure, TimeoutError):
         advice = (
             "is the sidecar running there? A host of a cluster does not answer this while its metadata store is away "

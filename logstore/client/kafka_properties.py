@@ -70,8 +70,8 @@ def stranger_warnings(names: Iterable[str]) -> list[str]:
         name for name in names if name.lower() not in KAFKA_PROPERTIES and not name.lower().startswith(_FAMILIES)
     ]
     first, more = strangers[:MAX_WARNINGS], len(strangers) - MAX_WARNINGS
-    said = [f"{_shown(name)} is no property of Kafka's clients, and is passed over" + _hint(name) for name in first]
-    return said + ([f"{more} more names are none either"] if more > 0 else [])
+    said = [f"{_shown(name)} is not a property of Kafka's clients and is ignored" + _hint(name) for name in first]
+    return said + ([f"{more} more names are unknown as well"] if more > 0 else [])
 
 
 def _hint(name: str) -> str:

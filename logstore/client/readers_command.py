@@ -17,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn readers`."""
     add_server_arguments(parser)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="the names of all readers, and how far behind each of them is")
-    show = actions.add_parser("show", help="one reader, stream by stream")
+    listing = actions.add_parser("list", help="list all readers with their lag")
+    show = actions.add_parser("show", help="show one reader, stream by stream")
     show.add_argument("reader")
-    add = actions.add_parser("add", help="register a reader: records that it has not acknowledged stay")
+    add = actions.add_parser("add", help="register a reader: records that it has not acknowledged are kept")
     add.add_argument("reader")
     add.add_argument("topics", nargs="+", metavar="TOPIC", help="all partitions of these topics")
-    add.add_argument("--replace", action="store_true", help="set the streams of a registered reader anew")
-    add.add_argument("--group", default="", help="acknowledge what this Kafka consumer group commits")
-    remove = actions.add_parser("remove", help="remove a reader: it holds nothing any more")
+    add.add_argument("--replace", action="store_true", help="replace the streams and positions of a registered reader")
+    add.add_argument("--group", default="", help="acknowledge the offsets that this Kafka consumer group commits")
+    remove = actions.add_parser("remove", help="remove a reader: the records it held may be trimmed")
     remove.add_argument("reader")
     for action in (listing, show, add, remove):
         add_server_arguments(action, is_action=True)
@@ -90,7 +90,7 @@ def _behind(client: Client, reader: ReaderDescription) -> dict[TopicPartition, i
 def _add(client: Client, arguments: argparse.Namespace) -> int:
     if not arguments.replace and _is_registered(client, arguments.reader):
         print(
-            f"cairn readers add: {arguments.reader} is registered; --replace sets its streams and positions anew",
+            f"cairn readers add: {arguments.reader} is already registered; --replace changes its streams and positions",
             file=sys.stderr,
         )
         return EXIT_FAILED

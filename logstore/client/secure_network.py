@@ -71,14 +71,14 @@ def _encrypted(context: ssl.SSLContext, connection: socket.socket, address: Addr
     try:
         return context.wrap_socket(connection, server_hostname=address.host)
     except ssl.SSLCertVerificationError as error:
-        raise SecurityFailed(f"{address} shows a certificate that is not trusted: {error.verify_message}") from error
+        raise SecurityFailed(f"{address} presents a certificate that is not trusted: {error.verify_message}") from error
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         # A server that starts or stops is worth another attempt; a listener without TLS ends the connection too.
-        said = "the connection ended inside the TLS handshake; is its listener one with TLS?"
+        said = "the connection ended during the TLS handshake; does its listener use TLS?"
         raise ConnectionResetError(said) from error
     except ssl.SSLError as error:
         reason = (error.reason or "the connection ended").lower().replace("_", " ")
-        raise SecurityFailed(f"{address} does not shake hands by TLS: {reason}; is its listener SSL?") from error
+        raise SecurityFailed(f"{address} fails the TLS handshake: {reason}; is its listener SSL?") from error
 
 
 def _following(tls: TlsSecurity) -> ssl.SSLContext:

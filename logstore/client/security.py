@@ -27,7 +27,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BAD_JAAS: Final = (
-    "is no login; write org.apache.kafka.common.security.scram.ScramLoginModule required "
+    "is not a login; write org.apache.kafka.common.security.scram.ScramLoginModule required "
     'username="NAME" password="PASSWORD"; (or plain.PlainLoginModule)'
 )
 PROPERTIES: Final = (

@@ -62,7 +62,7 @@ class ToldNetwork:
     def _tell_once(self, address: Address, why: str) -> None:
         if address not in self._told:
             self._told.add(address)
-            self._tell(f"cairn: nobody answers at {address} ({why}); trying for {self._limit_s:g} s in all")
+            self._tell(f"cairn: no answer from {address} ({why}); retrying for {self._limit_s:g} s in all")
 
     def monotonic_s(self) -> float:
         """See Network."""

@@ -98,7 +98,7 @@ class OwnPlace:
             except ConfigError as error:
                 if str(error) != self._problem:
                     self._problem = str(error)
-                    self._report(PLACE_UNREADABLE, error=error, effect="the place known before stays")
+                    self._report(PLACE_UNREADABLE, error=error, effect="the previously known place stays in use")
             if self.place != told:
                 told = self.place
                 self._report(PLACE_CHANGED, rack=told.rack, disk_rate=told.disk_rate)

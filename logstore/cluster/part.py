@@ -1,6 +1,6 @@
 """A sidecar's part in a cluster, as the sidecar sees it; `logstore.cluster.running` puts it together.
 
-Invariant: a sidecar that is alone loads this module, and nothing that needs the extra `cluster`.
+Invariant: a sidecar that is alone loads this module, and nothing that runs one.
 """
 
 import uuid

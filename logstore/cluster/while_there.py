@@ -23,7 +23,7 @@ LOOK_S: Final = 0.1
 def require_there(store: MetadataStore) -> None:
     """Raise MetadataUnavailable if a metadata store does not answer: who waits for it would not learn why."""
     if store.statistics.away:
-        raise MetadataUnavailable(f"{_said(store)}; records are written and read meanwhile")
+        raise MetadataUnavailable(f"{_said(store)}; records can still be written and read")
 
 
 async def while_there(store: MetadataStore, change: Callable[[], Awaitable[T]]) -> T:
@@ -44,7 +44,7 @@ async def while_there(store: MetadataStore, change: Callable[[], Awaitable[T]]) 
     if failures:
         raise failures[0]
     raise OutcomeUnknown(
-        f"{_said(store)}; records are written and read meanwhile; the change was not made, or is made when the store "
+        f"{_said(store)}; records can still be written and read; the change was not made, or is made when the store "
         "is back: look, and ask again"
     )
 

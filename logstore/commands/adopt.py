@@ -35,14 +35,18 @@ MAX_REPLICAS: Final = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn adopt`."""
-    parser.add_argument("directory", type=Path, metavar="DATA-DIR", help="of the sidecar, which is stopped")
+    parser.add_argument("directory", type=Path, metavar="DATA-DIR", help="data directory of the stopped sidecar")
     parser.add_argument(
-        "--into", type=Path, required=True, metavar="DIR", help="new data directory, of the host; takes as much room"
+        "--into", type=Path, required=True, metavar="DIR", help="new data directory of the host; needs as much space"
     )
-    parser.add_argument("--cluster", required=True, metavar="URL", help="metadata store of the cluster, which is empty")
-    parser.add_argument("--host-name", required=True, metavar="NAME", help="of the host that will start on DIR")
+    parser.add_argument("--cluster", required=True, metavar="URL", help="the cluster's metadata store, which is empty")
+    parser.add_argument("--host-name", required=True, metavar="NAME", help="name of the host that will start on DIR")
     parser.add_argument(
-        "--replication-factor", type=_replicas, default=DEFAULT_REPLICAS, metavar="N", help="default: %(default)s"
+        "--replication-factor",
+        type=_replicas,
+        default=DEFAULT_REPLICAS,
+        metavar="N",
+        help="copies (default: %(default)s)",
     )
     add_etcd_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -56,16 +60,16 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _replicas(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and 0 < int(text) <= MAX_REPLICAS):
-        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MAX_REPLICAS} copies")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be from 1 to {MAX_REPLICAS}")
     return int(text)
 
 
 def _adopt(arguments: argparse.Namespace) -> int:
     source, into = arguments.directory, arguments.into
     if not source.is_dir() or not is_data_directory(OsFiles(source)):
-        raise UsageError(f"{source} is no data directory of a sidecar: it has no cairn.json, ledger or streams")
+        raise UsageError(f"{source} is not a sidecar's data directory: it has no cairn.json, ledger or streams")
     if into.resolve().is_relative_to(source.resolve()) or source.resolve().is_relative_to(into.resolve()):
-        raise UsageError(f"--into {into}: must be another directory than {source}, and none within the other")
+        raise UsageError(f"--into {into}: must be separate from {source}; neither may contain the other")
     try:
         with locked_directory(source, "sidecar"), locked_directory(into, "sidecar"):
             adopted = _run(arguments)
@@ -86,8 +90,8 @@ def _run(arguments: argparse.Namespace) -> Adopted:
         free_bytes = shutil.disk_usage(arguments.into).free
         if free_bytes < size_bytes and not any(arguments.into.glob("replicas/*")):
             raise AdoptionRefused(
-                f"--into {arguments.into} has {show_bytes(free_bytes)} free, and {show_bytes(size_bytes)} are to be "
-                "copied: give a directory on another disk, or make room"
+                f"--into {arguments.into} has {show_bytes(free_bytes)} free, but {show_bytes(size_bytes)} must be "
+                "copied: give a directory on another disk, or free space"
             )
         is_shown = not arguments.quiet and not arguments.json
         shown.append(stack.enter_context(Progress("adopt", size_bytes, is_shown=is_shown)))
@@ -111,7 +115,7 @@ def _say(adopted: Adopted, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json({**adopted._asdict(), "host": arguments.host_name, "into": str(arguments.into)})
     elif adopted.was_done:
-        print(f"done before: start host {arguments.host_name} on {arguments.into}")
+        print(f"already adopted: start host {arguments.host_name} on {arguments.into}")
     else:
         print(
             f"{adopted.topics} topics, {adopted.streams} partitions, {adopted.chunks} chunks with "

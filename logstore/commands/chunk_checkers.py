@@ -123,8 +123,8 @@ class ChunkCheckers:
             process = self._processes[self._connections.index(connection)]
             process.join()
             raise CheckerLost(
-                f"the process {process.name} has ended with status {process.exitcode}; if the kernel ended it for want "
-                "of memory, check with --processes 1"
+                f"process {process.name} ended with status {process.exitcode}; if the kernel killed it because memory "
+                "ran out, use --processes 1"
             ) from None
         if isinstance(message, Exception):
             raise message

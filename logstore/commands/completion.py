@@ -90,7 +90,7 @@ def _zsh(words: Words) -> str:
     # `path` and `words` are special in zsh: the search path, and the words of the line.
     cases = _cases(words, "        ").replace(" words='", " found='")
     return f"""#compdef cairn
-# Completes `cairn` in zsh: eval "$(cairn completion zsh)" behind compinit, or as a file _cairn in $fpath.
+# Completes `cairn` in zsh: eval "$(cairn completion zsh)" after compinit, or as a file _cairn in $fpath.
 _cairn() {{
     local place='' found='' at
     for ((at = 2; at < CURRENT; at++)); do

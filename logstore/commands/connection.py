@@ -39,7 +39,7 @@ def _add(
         metavar="SECONDS",
         type=positive_seconds,
         default=limit_s,
-        help=f"how long an answer may take (default: {DEFAULT_LIMIT_S:g})",
+        help=f"time limit for each answer (default: {DEFAULT_LIMIT_S:g})",
     )
     parser.add_argument("--json", action="store_true", default=as_json, help="print JSON, for programs")
 
@@ -51,7 +51,7 @@ def positive_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 

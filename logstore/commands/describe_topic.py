@@ -19,9 +19,9 @@ from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummar
 from logstore.format.tier_summaries import TieredPartition
 
 _DAMAGED_TEXT = (
-    "has a damaged entry in the metadata store; `metadata_entry_damaged` and `metadata_unusable` in the log say which. "
-    "It is served as its owner knows it, its newest chunk does not end, and nothing more of it goes to the tier: "
-    "restore the entry"
+    "has a damaged entry in the metadata store; see `metadata_entry_damaged` and `metadata_unusable` in the log. "
+    "The owner serves the partition from what it knows, does not seal its newest chunk, and moves no more of its "
+    "chunks to the tier: restore the entry"
 )
 
 
@@ -108,8 +108,8 @@ def _print_unknown(partitions: Iterable[dict[str, Any]]) -> None:
         if entry["offsets_error"]:
             unknown = " and ".join(name for name in ("earliest", "latest") if entry[name] is None)
             print(
-                f"partition {entry['partition']}: its {unknown} offset is not known ({entry['offsets_error']}). Where "
-                "a stream lacks members, its host may know less than was acknowledged: start hosts that have it"
+                f"partition {entry['partition']}: its {unknown} offset is unknown ({entry['offsets_error']}). While a "
+                "stream lacks members, its owner may not know all acknowledged records: start the hosts that hold them"
             )
 
 
@@ -180,9 +180,9 @@ def _too_few_text(place: PlaceSummary) -> str:
     """Why producers of a partition wait, or are refused, and what to do."""
     members = f"has {place.live_copies} live members" if place.replicas else "has no open chunk"
     return (
-        f"{members}, and min.insync.replicas wants {place.min_copies}: producers are "
-        "refused (NOT_ENOUGH_REPLICAS) until there are enough. Start the hosts that are away, or others; or lower "
-        "min.insync.replicas of the topic"
+        f"{members}, but min.insync.replicas is {place.min_copies}: producers are "
+        "refused (NOT_ENOUGH_REPLICAS) until there are enough members. Start the hosts that are away or other hosts, "
+        "or lower the topic's min.insync.replicas"
     )
 
 
@@ -205,19 +205,20 @@ def wait_text(stream: TopicPartition, wait: WaitSummary) -> str:
     """What a stream waits for, and what to do."""
     where = f", at {wait.object} in the tier" if wait.object else ""
     offsets = f"offsets {wait.first} to {wait.end - 1} (the chunk of epoch {wait.chunk}{where})"
-    hosts = "" if wait.is_lost else ", or the host that has them"
+    hosts = "" if wait.is_lost else ", or start the host that has them,"
     command = f"cairn topics forget-producers {stream.topic}:{stream.partition}"
     if not wait.query:
         away = "" if wait.is_lost else " --even-if-away"
         return (
-            f"is led by nobody since {show_time(wait.since_ms)}: {offsets}, which say who has written, cannot be read: "
-            f"{wait.error}. Bring them back{hosts}, and it goes on by itself; or go on without them: {command}{away}"
+            f"has had no leader since {show_time(wait.since_ms)}: {offsets}, which hold the state of its producers, "
+            f"cannot be read: {wait.error}. Restore them{hosts} and the partition continues by itself; or continue "
+            f"without them: {command}{away}"
         )
     away = "" if wait.is_lost else " --repeat-epochs"
     return (
-        f"waits with epoch {wait.epoch} of query {wait.query} since {show_time(wait.since_ms)}: {offsets}, which may "
-        f"have it already, cannot be read: {wait.error}. Bring them back{hosts}, and the query goes on by itself; or "
-        f"have the epoch appended behind them, which makes two of it if they have it and come back: {command}{away}"
+        f"has held back epoch {wait.epoch} of query {wait.query} since {show_time(wait.since_ms)}: {offsets}, which "
+        f"may contain it already, cannot be read: {wait.error}. Restore them{hosts} and the query continues by itself; "
+        f"or append the epoch after them, which duplicates it if they contain it and come back: {command}{away}"
     )
 
 

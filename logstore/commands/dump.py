@@ -69,13 +69,13 @@ Entry = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn dump`."""
     parser.add_argument("path", type=Path, metavar="PATH", help="a file of a data directory, or the directory")
-    parser.add_argument("topic", nargs="?", metavar="TOPIC[:PARTITION]", help="with a directory: all its chunks")
-    parser.add_argument("--records", action="store_true", help="also each record of a batch")
-    parser.add_argument("--from", type=int, default=0, metavar="OFFSET", dest="first", help="begin at this offset")
+    parser.add_argument("topic", nargs="?", metavar="TOPIC[:PARTITION]", help="with a directory: the topic to print")
+    parser.add_argument("--records", action="store_true", help="also print each record")
+    parser.add_argument("--from", type=int, default=0, metavar="OFFSET", dest="first", help="start at this offset")
     parser.add_argument(
-        "--limit", type=int, default=DEFAULT_ENTRIES, metavar="N", help="entries; 0: all (default: %(default)s)"
+        "--limit", type=int, default=DEFAULT_ENTRIES, metavar="N", help="maximum entries; 0: all (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, for programs")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def _dump(arguments: argparse.Namespace) -> int:
             print("  ".join(_pair(key, value) for key, value in entry.items() if value is not None))
     more = next(entries, None) if limit is not None else None
     if more is not None and not arguments.json:
-        print(f"… and more: --limit 0 shows all of it, --from OFFSET begins later (now {limit} entries)")
+        print(f"… and more ({limit} entries shown): --limit 0 shows all, --from OFFSET starts later")
     return 0
 
 
@@ -112,7 +112,7 @@ def _paths(arguments: argparse.Namespace) -> list[Path]:
             raise UsageError(f"there is no file {path}")
         return [path]
     if arguments.topic is None:
-        raise UsageError(f"{path} is a directory; name a topic behind it, or a file in it")
+        raise UsageError(f"{path} is a directory; add a topic after it, or name a file in it")
     name, _, partition = str(arguments.topic).partition(":")
     topics = read_state(OsFiles(path), Findings()).topics
     topic = next((topic for topic in topics if topic.name == name), None)
@@ -169,7 +169,7 @@ def _chunk(files: OsFiles, name: str, first: int, *, with_records: bool) -> Iter
             batch = files.read(name, position, min(header.size_bytes, size_bytes - position))
             check_batch(batch)
         except CairnError as error:
-            raise CorruptBatch(f"{name}, byte {position}: {error}; `cairn verify` says what is lost") from error
+            raise CorruptBatch(f"{name}, byte {position}: {error}; `cairn verify` reports what is lost") from error
         yield _batch(header, position)
         if header.is_control:
             yield _control(batch, header)
@@ -240,7 +240,7 @@ def _journal(path: Path, first: int, *, with_records: bool) -> Iterator[Entry]:
                 if with_records and not header.is_control:
                     yield from _records(bytes(data[at : at + header.size_bytes]), header)
     if scan.damaged:
-        raise CorruptFile(f"blocks at the bytes {scan.damaged[:10]} are damaged; `cairn verify` says what that means")
+        raise CorruptFile(f"blocks at the bytes {scan.damaged[:10]} are damaged; `cairn verify` reports what is lost")
 
 
 def _index(data: bytes) -> Iterator[Entry]:
@@ -306,4 +306,4 @@ def _staged(files: OsFiles, name: str) -> Iterator[Entry]:
 
 def _whole(end: int, size_bytes: int) -> None:
     if end < size_bytes:
-        raise CorruptFile(f"the {size_bytes - end} bytes from {end} on are not whole: torn by a crash, or damaged")
+        raise CorruptFile(f"the {size_bytes - end} bytes from {end} on are incomplete: torn by a crash, or damaged")

@@ -22,34 +22,33 @@ from logstore.format.host_summaries import PlaceSummary, WaitSummary
 NO_CHUNK: Final = 0
 """An epoch that no chunk has."""
 LOST: Final = (
-    "What is lost: no record but those that cannot be read anyway; reads of them fail as before, until they are back "
-    "or trimmed."
+    "Only the records that cannot be read are lost. Reads of them fail as before, until they are restored or trimmed."
 )
 PRODUCERS: Final = (
-    "Idempotent producers begin anew: a batch that was sent before and is sent again is in the log twice, and the next "
-    "batch of each is taken, whatever its sequence."
+    "The state of idempotent producers is lost: a batch that a producer sends again is in the log twice, and the next "
+    "batch of each producer is accepted with any sequence."
 )
 EPOCHS_REPEAT: Final = (
-    "An epoch of a query that is not known to be over, and that these offsets may have, is appended behind them. If "
-    "they have it, it is in the stream twice as soon as they are back, and for whoever has read them before."
+    "An epoch that is not known to be complete, and that these offsets may contain, is appended after them. If they "
+    "contain it, it is in the stream twice once they are back, and already for consumers that have read them."
 )
 EPOCHS_WAIT: Final = (
-    "An epoch of a query that these offsets may have waits until they are back: it would be in the stream twice. "
-    "--repeat-epochs has it appended behind them all the same."
+    "An epoch that these offsets may contain is held back until they are restored, as it might be in the stream twice. "
+    "--repeat-epochs appends it after them anyway."
 )
 
 
 def add_forget_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topics forget-producers`."""
     parser.add_argument("stream", metavar="TOPIC:PARTITION")
-    parser.add_argument("--confirm", metavar="TOPIC:PARTITION", help="the same again: do not ask")
+    parser.add_argument("--confirm", metavar="TOPIC:PARTITION", help="repeat TOPIC:PARTITION: do not ask")
     parser.add_argument(
-        "--even-if-away", action="store_true", help="also if a host or an HDFS that has the records may come back"
+        "--even-if-away", action="store_true", help="even if a host or an HDFS with the records may come back"
     )
     parser.add_argument(
         "--repeat-epochs",
         action="store_true",
-        help="append epochs of queries that the records may have behind them; they are there twice if those come back",
+        help="append epochs that the records may contain after them; they are duplicated if the records come back",
     )
 
 
@@ -57,14 +56,14 @@ def forget_producers(client: Client, arguments: argparse.Namespace) -> int:
     """Run the action; the exit status. Raises NothingLost, NoCluster, UsageError."""
     text: str = arguments.stream
     if ":" not in text:
-        raise UsageError(f"{text!r} is no TOPIC:PARTITION")
+        raise UsageError(f"{text!r} is not TOPIC:PARTITION")
     (stream,) = streams_of(client, text)
     admin = Admin(client)
     waits = _place(admin, stream).waits
     if not waits:
         with suppress(NothingLost):  # who lacks the right is told that, and not what the stream waits for
             admin.forget_producers(stream, NO_CHUNK, even_if_away=False, repeat_epochs=False)
-        raise NothingLost(f"{stream} waits for nothing that cannot be read; nothing was changed")
+        raise NothingLost(f"{stream} waits for no unreadable chunk; nothing was changed")
     if not _is_confirmed(text, arguments, stream, waits[0]):
         print("nothing was changed", file=sys.stderr)
         return EXIT_FAILED
@@ -73,7 +72,7 @@ def forget_producers(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"topic": stream.topic, "partition": stream.partition, **wait_values(forgotten)})
     else:
-        print(f"{stream} goes on without offsets {forgotten.first} to {forgotten.end - 1}, in a second or two")
+        print(f"{stream} continues without offsets {forgotten.first} to {forgotten.end - 1} in a second or two")
         print(_about_epochs(forgotten, repeat_epochs=again))
     return 0
 
@@ -86,7 +85,7 @@ def _about_epochs(wait: WaitSummary, *, repeat_epochs: bool) -> str:
 def _place(admin: Admin, stream: TopicPartition) -> PlaceSummary:
     places = admin.places(stream.topic)
     if places is None:
-        raise NoCluster("this sidecar is alone: nothing waits for chunks of others")
+        raise NoCluster("this sidecar is not part of a cluster: no stream waits for chunks of other hosts")
     return places.places[stream.partition]
 
 
@@ -98,6 +97,6 @@ def _is_confirmed(text: str, arguments: argparse.Namespace, stream: TopicPartiti
     what = f"{LOST} {_about_epochs(wait, repeat_epochs=arguments.repeat_epochs)}"
     said = f"{stream} {wait_text(stream, wait)}\n{what if wait.query else f'{what} {PRODUCERS}'}"
     if not sys.stdin.isatty():
-        raise UsageError(f"{said}\nSay so with --confirm {text}")
-    print(f"{said}\nType {text} to go on: ", end="", file=sys.stderr, flush=True)
+        raise UsageError(f"{said}\nConfirm with --confirm {text}")
+    print(f"{said}\nType {text} to confirm: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == text

@@ -44,19 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe.add_argument("group", metavar="GROUP")
     delete = add_action(actions, "delete", "delete a group without members, and its offsets")
     delete.add_argument("group", metavar="GROUP")
-    reset = add_action(actions, "reset", "set the offsets of a group without members; without --yes only show them")
+    reset = add_action(actions, "reset", "set the offsets of a group without members; without --yes, only show them")
     reset.add_argument("group", metavar="GROUP")
     reset.add_argument(
         "--topic",
         action="append",
         default=[],
         metavar="TOPIC[:PARTITION]",
-        help="may be given again (default: all that the group has committed)",
+        help="repeatable (default: all partitions with a committed offset)",
     )
     to = reset.add_mutually_exclusive_group(required=True)
     to.add_argument("--to", metavar="MOMENT", help="earliest, latest, ms since 1970 or 2026-01-31T12:00:00Z")
-    to.add_argument("--to-offset", metavar="OFFSET", help="this offset, in each of the partitions")
-    reset.add_argument("--yes", action="store_true", help="do it")
+    to.add_argument("--to-offset", metavar="OFFSET", help="this offset in each partition")
+    reset.add_argument("--yes", action="store_true", help="apply the change")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def _reset(client: Client, arguments: argparse.Namespace) -> int:
     group = admin.groups([name])[name]
     if group.members:
         raise CairnError(
-            f"group {name!r} has {len(group.members)} members; stop them first, they would go on as before"
+            f"group {name!r} has {len(group.members)} members, which would ignore the new offsets; stop them first"
         )
     committed = admin.committed(name)
     streams = [stream for text in arguments.topic for stream in streams_of(client, text)] or sorted(committed)
@@ -177,7 +177,7 @@ def _reset(client: Client, arguments: argparse.Namespace) -> int:
         try:
             admin.commit(name, targets)
         except SidecarRefused as error:
-            raise CairnError(f"{error}; if it says UNKNOWN_MEMBER_ID, a member has joined meanwhile") from error
+            raise CairnError(f"{error}; UNKNOWN_MEMBER_ID means that a member has joined in the meantime") from error
     if arguments.json:
         moved = [
             {"topic": s.topic, "partition": s.partition, "from": committed.get(s), "to": offset}
@@ -188,16 +188,16 @@ def _reset(client: Client, arguments: argparse.Namespace) -> int:
         rows = [(s.topic, s.partition, committed.get(s), offset) for s, offset in targets.items()]
         print_table(("topic", "partition", "from", "to"), rows, nothing="no partitions")
         if not arguments.yes:
-            print("nothing was changed; with --yes it is")
+            print("nothing was changed; --yes applies the change")
     return 0
 
 
 def _checked(client: Client, streams: list[TopicPartition], text: str) -> dict[TopicPartition, int]:
     """The same offset for all streams, which must have it. Raises UsageError."""
     if not (text.isdecimal() and text.isascii()):
-        raise UsageError(f"--to-offset {text!r} is no offset")
+        raise UsageError(f"--to-offset {text!r} is not an offset")
     offset = int(text)
     for stream, end in offsets_at(client, streams, LATEST).items():
         if offset > end:
-            raise UsageError(f"offset {offset} is above the end of {stream}, {end}")
+            raise UsageError(f"offset {offset} is beyond the end of {stream}, {end}")
     return dict.fromkeys(streams, offset)

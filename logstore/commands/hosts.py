@@ -32,13 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     add_action(actions, LIST, "all hosts (the default)")
-    drain = add_action(actions, DRAIN, "have a host give its streams and chunks to others, and wait until it has none")
-    undrain = add_action(actions, UNDRAIN, "keep a host after all")
-    remove = add_action(actions, REMOVE, "forget a host that is gone for good, and wait until no chunk names it")
+    drain = add_action(actions, DRAIN, "move a host's streams and chunks to other hosts, and wait until it has none")
+    undrain = add_action(actions, UNDRAIN, "cancel the drain of a host")
+    remove = add_action(actions, REMOVE, "remove a host that is gone for good, and wait until no chunk names it")
     for each in (drain, undrain, remove):
-        each.add_argument("host", metavar="HOST", help="its --host-name")
+        each.add_argument("host", metavar="HOST", help="the host's --host-name")
     for each in (drain, remove):
-        each.add_argument("--no-wait", action="store_true", help="return at once; it goes on")
+        each.add_argument("--no-wait", action="store_true", help="return at once; the cluster continues")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def _drain(admin: Admin, arguments: argparse.Namespace) -> int:
         reply = admin.hosts()
         host = next((each for each in reply.hosts if each.host == name and each.leaving == DRAIN), None)
         if host is None:
-            raise HostStays(f"host {name!r} is not drained any more: somebody has taken it back")
+            raise HostStays(f"host {name!r} is no longer being drained: the drain was cancelled")
         return _is_drained(host, reply), progress(host, reply), _host_fields(host)
 
     return _follow(look, arguments)
@@ -143,14 +143,14 @@ def _is_drained(host: HostSummary, reply: HostsReply) -> bool:
 def progress(host: HostSummary, reply: HostsReply) -> str:
     """How far a host is that is drained, and what it lacks to get on."""
     if _is_drained(host, reply):
-        return f"host {host.host} holds nothing: it may be switched off, and then removed"
+        return f"host {host.host} holds nothing: switch it off, then remove it"
     more = "" if reply.is_complete else " or more"
     stuck = ""
     if host.stuck_chunks:
         others = "another host" if host.missing_hosts < 2 else f"{host.missing_hosts} other hosts"
-        stuck = f"; {host.stuck_chunks} of the chunks have more copies than there are other hosts: start {others}"
+        stuck = f"; {host.stuck_chunks} of the chunks need more copies than there are other hosts: start {others}"
     lost = _lost_domain(host, reply)
-    apart = f"; no host that stays is in {lost}, so copies will lie less far apart" if lost else ""
+    apart = f"; no remaining host is in {lost}, so copies will spread over fewer fault domains" if lost else ""
     chunks = counted(host.chunks, "chunk") if not more else f"{host.chunks}{more} chunks"
     return f"host {host.host} still owns {counted(host.streams, 'stream')} and has {chunks}{stuck}{apart}"
 

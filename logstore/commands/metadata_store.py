@@ -6,20 +6,17 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from logstore.base.lean_imports import leave_command_line_out
-from logstore.base.packages import how_to_get
 from logstore.base.tls import TlsFiles
 from logstore.cluster.settings import ETCD_SECURITY, ClusterSecurity
-from logstore.errors import ConfigError
 
 CLUSTER_ROOM: Final = "logstore.cluster.running"
-"""Loaded only where a metadata store is opened: it needs the extra `cluster`."""
+"""Loaded only where a metadata store is opened."""
 ETCD_FLAGS: Final[Mapping[str, str]] = {
-    "etcd-user": "user of etcd",
+    "etcd-user": "etcd user",
     "etcd-password-file": "file with that user's password",
-    "etcd-ca": "PEM file with the authority of etcd's certificate",
-    "etcd-certificate": "PEM file with a certificate that etcd accepts",
-    "etcd-key": "its key, if it is not in the same file",
+    "etcd-ca": "PEM file with the CA of etcd's certificate",
+    "etcd-certificate": "PEM file with a client certificate for etcd",
+    "etcd-key": "PEM file with its key, if not in the same file",
 }
 
 
@@ -37,9 +34,5 @@ def etcd_security(arguments: argparse.Namespace) -> ClusterSecurity:
 
 
 def cluster_room() -> ModuleType:
-    """What opens a metadata store. Raises ConfigError."""
-    try:
-        leave_command_line_out()
-        return import_module(CLUSTER_ROOM)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}") from error
+    """What opens a metadata store."""
+    return import_module(CLUSTER_ROOM)

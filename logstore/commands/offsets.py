@@ -13,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     parser.add_argument("topic", metavar="TOPIC[:PARTITION]")
     parser.add_argument(
-        "--time", metavar="TIME", help="also the first record at or after it: ms since 1970, or 2026-01-31T12:00:00Z"
+        "--time",
+        metavar="TIME",
+        help="also show the offset of the first record at or after TIME: ms since 1970, or 2026-01-31T12:00:00Z",
     )
 
 

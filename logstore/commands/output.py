@@ -17,7 +17,7 @@ from logstore.client.errors import Unavailable
 from logstore.errors import CairnError
 
 NOBODY: Final = "Start one with `cairn serve`, or name another with --servers HOST:PORT."
-ASKS_FOR_MORE: Final = "If the address asks for TLS or a login, --command-config FILE says how."
+ASKS_FOR_MORE: Final = "If the address requires TLS or a login, give --command-config FILE."
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -151,7 +151,7 @@ def parse_time(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is no time: write milliseconds since 1970, or 2026-01-31T12:00:00Z") from None
+        raise UsageError(f"{text!r} is not a time: write milliseconds since 1970, or 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)

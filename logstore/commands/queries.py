@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "query",
         nargs="?",
         metavar="QUERY",
-        help="one query, or the beginning of its id, with the positions of its last epoch",
+        help="show this query (an id, or the beginning of one) with the positions of its last epoch",
     )
 
 
@@ -86,7 +86,7 @@ def _chosen(queries: Sequence[QuerySummary], asked: str, where: str) -> QuerySum
     if len(found) > 1:
         names = ", ".join(repr(query.query) for query in found[:SHOWN_QUERIES])
         more = f" and {len(found) - SHOWN_QUERIES} more" if len(found) > SHOWN_QUERIES else ""
-        raise CairnError(f"{asked!r} is the beginning of several queries at {where}: {names}{more}; write more of it")
+        raise CairnError(f"{asked!r} matches several queries at {where}: {names}{more}; give more of the id")
     return found[0]
 
 
@@ -124,7 +124,7 @@ def _show(query: QuerySummary, lag: int | None, positions: str) -> None:
             ("run", f"{query.incarnation_number}, {query.incarnation}"),
             ("run began", show_time(query.seen_ms)),
             ("state", _state(query)),
-            ("lag", "not known" if lag is None else lag),
+            ("lag", "unknown" if lag is None else lag),
             ("staged", f"{show_bytes(query.staged_bytes)} in {query.staged_attempts} attempts"),
             ("positions", positions or None),
         ]

@@ -101,7 +101,7 @@ def _counts(
     queries = known("queries", admin.queries)
     for why, what in unknown.items():
         names = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
-        print(f"cairn status: {names} are not known: {why}", file=sys.stderr)
+        print(f"cairn status: {names} are unknown: {why}", file=sys.stderr)
     return (
         None if groups is None else len(groups),
         None if readers is None else max(sidecar.readers, len(readers)),
@@ -114,24 +114,24 @@ def place(advertised: Sequence[str], cluster: ClusterGlance | None) -> str:
     """The sidecar among the hosts of its cluster, if it has one, and what clients are told."""
     told = f"advertised as {', '.join(advertised)}"
     if cluster is not None and cluster.away:
-        return f"one of {cluster.hosts} hosts, {cluster.away} of them away (cairn hosts says more); {told}"
+        return f"one of {cluster.hosts} hosts, {cluster.away} of them away (cairn hosts shows more); {told}"
     return f"one of {len(advertised)} hosts that are {told}" if len(advertised) > 1 else told
 
 
 def _short(streams: int) -> str:
     return (
         f"{counted(streams, 'stream')} of this host with fewer live copies than min.insync.replicas: producers are "
-        "refused there until hosts are back (cairn topics describe TOPIC says which are away)"
+        "refused until hosts are back (cairn topics describe TOPIC shows which are away)"
     )
 
 
 def _waiting(streams: Sequence[str]) -> str:
-    return f"{', '.join(streams)}: cairn topics describe TOPIC says what waits there, and what to do"
+    return f"{', '.join(streams)}: cairn topics describe TOPIC shows what waits, and what to do"
 
 
 def _refusal(sidecar: SidecarReply, since_ms: int) -> str:
     return (
-        f"refused since {show_time(since_ms)}: {show_bytes(sidecar.disk_needed_bytes)} are to stay free on the disk "
-        "(disk-reserve-bytes, and as much as is staged). Delete topics or records, lower their retention (cairn topics "
-        "set TOPIC retention.ms=...), or make room on the disk; appends go on by themselves"
+        f"refused since {show_time(since_ms)}: {show_bytes(sidecar.disk_needed_bytes)} must stay free on the disk "
+        "(disk-reserve-bytes plus the bytes that are staged). Delete topics or records, lower their retention (cairn "
+        "topics set TOPIC retention.ms=...), or free disk space; appends then resume by themselves"
     )

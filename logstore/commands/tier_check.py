@@ -47,7 +47,7 @@ def _opened(url: str, user: str) -> Iterator[ObjectStore]:
     try:
         yield objects
     except (TierUnavailable, TierRefused) as error:
-        raise UsageError(f"the tier cannot be looked at: {error}") from error
+        raise UsageError(f"the tier cannot be read: {error}") from error
     finally:
         objects.close()
 
@@ -59,10 +59,10 @@ def _problems(objects: ObjectStore, chunk: TieredChunk) -> list[tuple[str, str, 
         key = chunk.key(suffix)
         stored = _stored(objects, key)
         if stored is None:
-            found.append((key, "the ledger names this object, and the tier does not have it", lost))
+            found.append((key, "the ledger names this object, but the tier does not have it", lost))
         elif stored != expected:
             message = (
-                f"the tier has {stored.size_bytes} bytes with CRC {stored.crc:08x}, the ledger says "
+                f"the tier has {stored.size_bytes} bytes with CRC {stored.crc:08x}, the ledger expects "
                 f"{expected.size_bytes} with {expected.crc:08x}"
             )
             found.append((key, message, lost))

@@ -37,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument("--partitions", type=_count, default=1, metavar="N", help="default: %(default)s")
     create.add_argument(
-        "--replication-factor", type=_count, metavar="N", help="copies of each chunk, in a cluster; default: its own"
+        "--replication-factor", type=_count, metavar="N", help="copies of each chunk (default: the cluster's default)"
     )
     create.add_argument("--set", action="append", default=[], metavar="CONFIG=VALUE", dest="settings")
     grow = add_action(actions, "grow", "give a topic more partitions")
     grow.add_argument("topic", metavar="TOPIC")
-    grow.add_argument("partitions", type=_count, metavar="N", help="how many it has then")
+    grow.add_argument("partitions", type=_count, metavar="N", help="new number of partitions")
     delete = add_action(actions, "delete", "delete a topic and all its records")
     delete.add_argument("topic", metavar="TOPIC")
-    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     change = add_action(actions, "set", "change settings of a topic")
     change.add_argument("topic", metavar="TOPIC")
     change.add_argument("settings", nargs="+", metavar="CONFIG=VALUE", help="CONFIG= resets to the default")
-    forget = add_action(actions, "forget-producers", "have a stream go on without a lost chunk that it waits for")
+    forget = add_action(actions, "forget-producers", "let a stream continue without a lost chunk that it waits for")
     add_forget_arguments(forget)
 
 
@@ -114,8 +114,9 @@ def _delete(client: Client, arguments: argparse.Namespace) -> int:
     topic = arguments.topic
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"all records of {topic!r} would be gone; say so with --yes")
-        print(f"All records of {topic} will be gone. Type its name to go on: ", end="", file=sys.stderr, flush=True)
+            raise UsageError(f"this would delete all records of {topic!r}; confirm with --yes")
+        prompt = f"All records of {topic} will be deleted. Type its name to confirm: "
+        print(prompt, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip() != topic:
             print("nothing was deleted", file=sys.stderr)
             return EXIT_FAILED
@@ -130,12 +131,12 @@ def _settings(texts: Sequence[str]) -> dict[str, str | None]:
     for text in texts:
         name, found, value = text.partition("=")
         if not name or not found:
-            raise UsageError(f"{text!r} is no setting; write CONFIG=VALUE")
+            raise UsageError(f"{text!r} is not a setting; write CONFIG=VALUE")
         settings[name] = value or None
     return settings
 
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)

@@ -19,11 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     parser.add_argument("topic", metavar="TOPIC[:PARTITION]")
     before = parser.add_mutually_exclusive_group(required=True)
-    before.add_argument("--before", metavar="OFFSET", help="records before this offset go; latest: all of them")
+    before.add_argument("--before", metavar="OFFSET", help="remove records before this offset; latest: all records")
     before.add_argument(
-        "--before-time", metavar="TIME", help="records before the first one at or after it go: ms since 1970, or ISO"
+        "--before-time",
+        metavar="TIME",
+        help="remove records before the first record at or after TIME: ms since 1970, or 2026-01-31T12:00:00Z",
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -39,7 +41,7 @@ def _trim(arguments: argparse.Namespace) -> int:
         limits = dict.fromkeys(streams, wanted_offset) if moment is None else offsets_at(client, streams, moment)
         for stream, limit in limits.items():
             if limit > ends[stream]:
-                raise UsageError(f"offset {limit} is above the end of {stream}, {ends[stream]}")
+                raise UsageError(f"offset {limit} is beyond the end of {stream}, {ends[stream]}")
         going = {stream: limit for stream, limit in limits.items() if limit > starts[stream]}
         if going and not arguments.yes and not _is_confirmed(going, starts):
             print("nothing was trimmed", file=sys.stderr)
@@ -56,7 +58,7 @@ def _trim(arguments: argparse.Namespace) -> int:
         print_json({"topic": streams[0].topic, "trimmed": trimmed})
     else:
         rows = [(entry["partition"], entry["from"], entry["earliest"]) for entry in trimmed]
-        print_table(("partition", "began at", "begins at"), rows, nothing="there is nothing before that")
+        print_table(("partition", "began at", "begins at"), rows, nothing="no records before that")
     return 0
 
 
@@ -68,13 +70,14 @@ def _limit(arguments: argparse.Namespace) -> tuple[int, int | None]:
     if text == "latest":
         return 0, LATEST
     if not (text.isdecimal() and text.isascii()):
-        raise UsageError(f"--before {text!r} is no offset; a time is given with --before-time")
+        raise UsageError(f"--before {text!r} is not an offset; for a time use --before-time")
     return int(text), None
 
 
 def _is_confirmed(going: dict[TopicPartition, int], starts: dict[TopicPartition, int]) -> bool:
     records = sum(limit - starts[stream] for stream, limit in going.items())
     if not sys.stdin.isatty():
-        raise UsageError(f"{records} records of {len(going)} partitions would be gone; say so with --yes")
-    print(f"{records} records of {len(going)} partitions will be gone. Type yes: ", end="", file=sys.stderr, flush=True)
+        raise UsageError(f"this would remove {records} records of {len(going)} partitions; confirm with --yes")
+    prompt = f"{records} records of {len(going)} partitions will be removed. Type yes: "
+    print(prompt, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == "yes"

@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_processes,
         default=min(DEFAULT_PROCESSES, usable_processors()),
         metavar="N",
-        help="how many chunks are checked at once, each by a process (default: %(default)s)",
+        help="processes that check chunks in parallel (default: %(default)s)",
     )
     parser.add_argument(
-        "--tier", metavar="URL", help="read back what is in this tier as well: webhdfs://NAMENODE:PORT/DIRECTORY"
+        "--tier", metavar="URL", help="also check the chunks in this tier: webhdfs://NAMENODE:PORT/DIRECTORY"
     )
-    parser.add_argument("--tier-user", default="cairn", metavar="USER", help="user of HDFS (default: %(default)s)")
+    parser.add_argument("--tier-user", default="cairn", metavar="USER", help="HDFS user (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--quiet", action="store_true", help="show no progress, and damage only")
+    parser.add_argument("--quiet", action="store_true", help="print damage only, no progress")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _processes(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and 0 < int(text) <= MAX_PROCESSES):
-        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MAX_PROCESSES} processes")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be from 1 to {MAX_PROCESSES}")
     return int(text)
 
 
@@ -63,7 +63,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     files = OsFiles(directory)
     try:
         if not directory.is_dir() or not is_data_directory(files):
-            raise UsageError(f"{directory} is no data directory of a sidecar: it has no cairn.json, ledger or streams")
+            raise UsageError(f"{directory} is not a sidecar's data directory: it has no cairn.json, ledger or streams")
         with watched_directory(directory) as is_idle:
             planned = plan(files, is_live=not is_idle)
             is_shown = not arguments.quiet and not arguments.json
@@ -115,7 +115,7 @@ def _show(directory: Path, findings: Findings, seconds: float, *, is_live: bool,
         f"{seconds:.1f} s ({speed:.0f} MB/s)"
     )
     if is_live:
-        print("a sidecar is running here: the newest end of each stream may have moved, and was taken as it was found")
+        print("a sidecar is running here: the end of each stream was checked as it was when it was read")
     damages = len(findings.damages)
     print(f"{damages} places are damaged" if damages != 1 else "1 place is damaged") if damages else print("no damage")
 

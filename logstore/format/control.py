@@ -132,7 +132,7 @@ def control_type(buffer: Buffer, position: int = 0) -> int | None:
     """
     header = parse_header(buffer, position)
     if not header.is_control or header.record_count != 1 or header.attributes & COMPRESSION_MASK:
-        raise CorruptBatch(f"the batch at {position} is no control batch of one uncompressed record")
+        raise CorruptBatch(f"the batch at {position} is not a control batch of one uncompressed record")
     key_bytes, at = _skip_to_key(buffer, position)
     if key_bytes != _KEY.size or at + _KEY.size > len(buffer):
         raise CorruptBatch(f"the control record at {position} has a key of {key_bytes} bytes, not 4")

@@ -321,5 +321,5 @@ def get_texts(fields: Fields, key: str) -> tuple[str, ...]:
     """A short list of texts. Raises MalformedRequest."""
     value = fields.get(key)
     if not isinstance(value, list) or len(value) > MAX_HOSTS_OF_CHUNK:
-        raise MalformedRequest(f"{key!r} is no list of at most {MAX_HOSTS_OF_CHUNK} texts")
+        raise MalformedRequest(f"{key!r} is not a list of at most {MAX_HOSTS_OF_CHUNK} texts")
     return tuple(get_text({key: entry}, key, MAX_NAME_CHARACTERS) for entry in value)

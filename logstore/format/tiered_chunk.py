@@ -140,7 +140,7 @@ def decode_entry(base_offset: int, value: bytes, where: str) -> TieredChunk:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptFile(
-            f"{where}: {value[:200]!r} is no chunk of the tier ({error!r}); restore the ledger"
+            f"{where}: {value[:200]!r} is not a chunk of the tier ({error!r}); restore the ledger"
         ) from error
 
 

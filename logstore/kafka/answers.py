@@ -257,7 +257,7 @@ class AnswerLine:
                 batch, self._left = self._left or self._ready_batch(), None
                 await self._send(batch)
                 if batch.failure is not None:
-                    raise ClosedError(f"acks=0, so closing is all it can be told: {batch.failure}")
+                    raise ClosedError(f"acks=0, so the connection is closed to report the failure: {batch.failure}")
                 self._note_sent(batch)
             elif self._is_ended and not self._slots:
                 self._move(SendEvent.ANSWERED)

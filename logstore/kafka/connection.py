@@ -125,7 +125,7 @@ REASONS: Final[Mapping[ConnectionEvent, str]] = {
     ),
 }
 """What the operator is told of an event by which reading ends; a stop needs no report."""
-PLACE_TAKEN: Final = "it was idle the longest, and its place went to a new connection (max-connections)"
+PLACE_TAKEN: Final = "it was idle the longest, and gave way to a new connection (max-connections)"
 ANSWERS_UNREAD: Final = "it did not read its answers while memory for them was short (total-answer-bytes)"
 
 

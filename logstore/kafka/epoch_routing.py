@@ -117,7 +117,7 @@ def _decode(payload: memoryview) -> _AskedRequest:
     fields, body = decode_fields(payload)
     api_key = get_int(fields, "key", 0, 2**15 - 1)
     if api_key not in _KEYS:
-        raise MalformedRequest(f"{api_key} is no request about epochs")
+        raise MalformedRequest(f"{api_key} is not a request about epochs")
     client_id, host, advertised_host, principal = (
         get_text(fields, name, MAX_FIELDS_BYTES) for name in ("client_id", "host", "advertised_host", "principal")
     )

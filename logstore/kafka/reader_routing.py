@@ -188,5 +188,5 @@ def _decode(payload: memoryview) -> ReaderRequest:
     fields, body = decode_fields(payload)
     api_key = get_int(fields, "key", 0, _INT16_MAX)
     if api_key not in READER_API_KEYS:
-        raise MalformedRequest(f"{api_key} is no request about readers")
+        raise MalformedRequest(f"{api_key} is not a request about readers")
     return decode_request(api_key, body)

@@ -24,7 +24,7 @@ Decided = Callable[[Ledger, Sequence[LedgerChanges]], LedgerChanges]
 def nothing_decided(ledger: Ledger, journaled: Sequence[LedgerChanges]) -> LedgerChanges:
     """Where nobody understands a ledger's changes, the journal must not have any. Raises CorruptFile."""
     if journaled:
-        raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which nobody here understands")
+        raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which this version does not know")
     return {}
 
 

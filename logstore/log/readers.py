@@ -525,7 +525,7 @@ class Readers:
         # A reader that had read everything is not late before there is something to read.
         idle_ms = self._served_ms() - max(reader.acknowledged_ms, records.written_ms)
         if records.size_bytes > limits.max_bytes:
-            return f"it kept {records.size_bytes} bytes beyond the retention, at most {limits.max_bytes} are allowed"
+            return f"it held {records.size_bytes} bytes beyond the retention, at most {limits.max_bytes} are allowed"
         if idle_ms > limits.max_idle_ms:
             return f"it acknowledged nothing for {idle_ms} ms, at most {limits.max_idle_ms} are allowed"
         return None

@@ -254,7 +254,7 @@ def walk_batches(
         window = memoryview(fs.read(view.log_path, position, length, drop_cache=view.is_cold))
         window_at = position
         if len(window) < min(need, length) or length < need:
-            raise _corrupt(view, offset, "the file ends inside a batch")
+            raise _corrupt(view, offset, "the file ends within a batch")
     if due <= offset < view.next_offset:
         raise _corrupt(view, offset, f"its batches end at offset {due}")
 

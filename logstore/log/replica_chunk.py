@@ -102,7 +102,7 @@ def name_of(directory: str) -> ReplicaName | None:
 def check_stream(stream: str) -> None:
     """Raise StorageFailed unless a name is that of a replicated stream, which becomes a part of a path."""
     if _STREAM.fullmatch(stream) is None:
-        raise StorageFailed(f"{stream[:80]!r} is no name of a replicated stream; it must be TOPIC-ID-IN-HEX/PARTITION")
+        raise StorageFailed(f"{stream[:80]!r} does not name a replicated stream; it must be TOPIC-ID-IN-HEX/PARTITION")
 
 
 class NotedReplica(NamedTuple):

@@ -232,7 +232,7 @@ def _is_founded(fs: FileSystem, chunk: Chunk) -> bool:
 def _lost(directory: str, noted: NotedReplica) -> FoundReplica:
     name = name_of(directory)
     if name is None:
-        raise CorruptFile(f"the ledger of replicas has an entry of {directory!r}, which is no replica; report this")
+        raise CorruptFile(f"the ledger of replicas has an entry of {directory!r}, which is not a replica; report this")
     nothing = ChunkPrefix.empty(noted.base_offset)
     return FoundReplica(name, noted, nothing, KnownPrefixes(noted.base_offset), "its directory is gone", None)
 

@@ -149,8 +149,8 @@ class SpaceGuard:
         if not self.is_low:
             self._begin(free_bytes)
         raise StorageFailed(
-            f"{free_bytes} bytes are free on the disk, and {self.needed_bytes} are to stay free (disk-reserve-bytes, "
-            "and as much as is staged); delete topics or records, lower their retention, or make room on the disk"
+            f"{free_bytes} bytes are free on the disk, but {self.needed_bytes} must stay free (disk-reserve-bytes "
+            "plus the bytes that are staged); delete topics or records, lower their retention, or free disk space"
         )
 
     # ---- looking

@@ -574,7 +574,7 @@ class Store:
 
     def _report_removal(self, name: str, removed: Ticket[bool]) -> None:
         if removed.error is None and removed.result():
-            self.report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
+            self.report(READER_REMOVED, reader=name, why="it held and acknowledged nothing for too long")
 
     def _save_retention_clock(self) -> Ticket[None]:
         return self.catalogue.put({RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})

@@ -222,7 +222,7 @@ def decode_ledger(
             else:
                 chunks.setdefault(stream, []).append(decode_entry(int(base[0]), value, f"ledger {NAME}, {key}"))
         except (ValueError, IndexError) as error:
-            raise CorruptFile(f"ledger {NAME}: {key!r} is no entry of it ({error}); restore the ledger") from error
+            raise CorruptFile(f"ledger {NAME}: {key!r} is not an entry of it ({error}); restore the ledger") from error
     return chunks, starts
 
 

@@ -114,14 +114,14 @@
   const groups = table("groups", [["Group", "name"], ["State", ""], ["Members", "number"], ["Partitions", "number"],
     ["Lag", "number"], ["Topics", "name"]], "no groups");
   const queries = table("queries", [["Query", "name"], ["Epoch", "number"], ["State", ""], ["Committed", "number"],
-    ["Incarnation", "number"], ["Staged", "number"], ["State memory", "number"]], "no queries have committed here");
+    ["Incarnation", "number"], ["Staged", "number"], ["State memory", "number"]], "no query has committed an epoch");
   const requests = table("requests-by-kind", [["Request", "name"], ["/s", "number"], ["Mean", "number"],
     ["Count", "number"]], "none yet");
   const events = table("events", [["When", ""], ["Event", ""], ["What", "name"], ["Times", "number"]],
     "no warnings, no errors");
   const hosts = table("hosts", [["Host", "name"], ["Number", "number"], ["Rack", "name"], ["Streams owned", "number"],
     ["Link", ""], ["Queued", "number"]], "no hosts");
-  const lacking = table("lacking", [["Stream of this host", "name"], ["Chunks that lack copies", "number"]], "none");
+  const lacking = table("lacking", [["Stream of this host", "name"], ["Chunks with missing copies", "number"]], "none");
   const owners = el("div", { id: "owners" });
   const cluster = card("Cluster", el("div", {}, hosts.node, lacking.node, owners));
   cluster.id = "cluster";
@@ -141,7 +141,7 @@
         card("Queries", queries.node),
         card("Last warnings and errors", events.node)),
       el("div", { class: "column" },
-        card("Disk", disk), card("Process", memory), card("In all", counts), card("Requests", requests.node))),
+        card("Disk", disk), card("Process", memory), card("Totals", counts), card("Requests", requests.node))),
     el("footer", {}, el("a", { href: "metrics" }, "metrics"), " · ", el("a", { href: "status.json" }, "status.json"),
       " · ", el("a", { href: "health" }, "health"), " · ", el("a", { href: "ready" }, "ready")));
 
@@ -165,11 +165,11 @@
     lacking.show(found.short.map((one) => [one.topic + "-" + one.partition, whole(one.chunks)]));
     owners.replaceChildren(facts([["streams of this host", whole(found.owned_streams)],
       ["streams without an owner", whole(found.streams_without_owner)],
-      ["takeovers that wait", whole(found.waiting_takeovers)],
-      ["streams with too few members, just enough", whole(found.under_min_streams) + ", " + whole(found.at_min_streams)],
-      ["streams, chunks that lack copies", whole(found.short_streams) + ", " + whole(found.short_chunks)],
-      ["copies here, open and sealed", whole(found.copies_open) + ", " + whole(found.copies_sealed)],
-      ["batches not confirmed by all", whole(found.unacknowledged_batches)],
+      ["waiting takeovers", whole(found.waiting_takeovers)],
+      ["streams below, at min.insync.replicas", whole(found.under_min_streams) + ", " + whole(found.at_min_streams)],
+      ["streams, chunks with missing copies", whole(found.short_streams) + ", " + whole(found.short_chunks)],
+      ["open, sealed copies on this host", whole(found.copies_open) + ", " + whole(found.copies_sealed)],
+      ["unconfirmed batches", whole(found.unacknowledged_batches)],
       ["takeovers", whole(found.takeovers)],
       ["metadata store", found.is_metadata_away ? "away" : "answers"]]));
   };
@@ -177,7 +177,7 @@
     groups.show(found.shown.map((one) => [one.group, one.state, whole(one.members), whole(one.partitions), whole(one.lag),
       one.topics.join(", ")]));
     groupCount.textContent = found.found > found.shown.length
-      ? "the " + found.shown.length + " with the most lag of " + whole(found.found) : "";
+      ? "the " + found.shown.length + " groups with the most lag of " + whole(found.found) : "";
   };
   const drawQueries = (status) => {
     const states = new Map(status.state.map((one) => [one.query, one.bytes]));
@@ -195,14 +195,14 @@
       el("div", { class: "meter" }, bar([["in", log], ["out", staged], ["rest", others]], total)),
       facts([["log", bytes(log)], ["staged output", bytes(staged)], ["other files", bytes(others)],
         ["free", bytes(free) + " of " + bytes(total)],
-        ["to stay free", bytes(status.disk.needed_bytes)],
+        ["reserved", bytes(status.disk.needed_bytes)],
         ["appends", status.disk.refused_since_ms === null ? "taken" : "refused"],
         ["last write", error === null ? "ok" : error]]));
     const held = status.memory;
     memory.replaceChildren(facts([["memory", bytes(held.resident_bytes)], ["newest batches", bytes(held.tail_bytes)],
       ["indexes", bytes(held.index_bytes)], ["requests under way", bytes(held.request_bytes)],
       ["processor", status.rates.cpu === null ? "–" : Math.round(100 * status.rates.cpu) + " %"],
-      ["event loop late by at most", status.loop_lag_ms + " ms"],
+      ["maximum event loop delay", status.loop_lag_ms + " ms"],
       ["open files, threads", whole(status.totals.open_files) + ", " + whole(status.totals.threads)]]));
     const all = status.totals;
     counts.replaceChildren(facts([["topics, partitions", whole(all.topics) + ", " + whole(all.partitions)],
@@ -220,7 +220,7 @@
     phase.className = "pill " + (serves ? "good" : "bad");
     refusal.textContent = refused === null ? "" : "Appends are refused since " + new Date(refused).toISOString() + " ("
       + span(status.now_ms - refused) + "): " + bytes(free) + " are free on the disk, " + bytes(needed)
-      + " are to stay free. Delete topics or records, lower their retention, or make room on the disk.";
+      + " must stay free. Delete topics or records, lower their retention, or free disk space.";
     about.textContent = "cluster " + status.cluster_id + " · up " + span(status.now_ms - status.started_ms) + " · "
       + status.data_dir + " · version " + status.version;
     tiles.records.show(rates.records, short(rates.records), "/s");
@@ -254,7 +254,7 @@
       answeredMs = Date.now();
       alarm.textContent = "";
     } catch (error) {
-      alarm.textContent = "No answer for " + span(Date.now() - answeredMs) + ": the figures below are old.";
+      alarm.textContent = "No answer for " + span(Date.now() - answeredMs) + ": the figures below are out of date.";
     } finally {
       clearTimeout(timer);
     }

@@ -8,7 +8,7 @@
 be cut between them.
 
 Invariants: nothing listens where other machines reach it. At the end of the context every process is gone. A host keeps
-its addresses over restarts. Needs `etcd` in the PATH (Debian's `etcd-server`), and the extra `cluster`.
+its addresses over restarts. Needs `etcd` in the PATH (Debian's `etcd-server`).
 """
 
 import socket

@@ -299,7 +299,7 @@ class ContainerNetwork:
 
     def _node(self, name: str) -> ContainerNode:
         if name not in self._nodes:
-            raise NetworkUnavailable(f"{name!r} is no host of this network: {', '.join(self._nodes)} are")
+            raise NetworkUnavailable(f"{name!r} is not a host of this network: {', '.join(self._nodes)} are")
         return self._nodes[name]
 
     def _inside(self, name: str, *command: str) -> None:

@@ -145,7 +145,7 @@ class NamespaceNetwork:
 
     def _address(self, name: str) -> str:
         if name not in self._names:
-            raise NetworkUnavailable(f"{name!r} is no host of this network: {', '.join((*self._names, ETCD))} are")
+            raise NetworkUnavailable(f"{name!r} is not a host of this network: {', '.join((*self._names, ETCD))} are")
         return f"{self._subnet}.{10 + self._names.index(name)}"
 
     def _space(self, name: str) -> str:

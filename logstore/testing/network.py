@@ -193,7 +193,7 @@ class RelayedNetwork:
         for name in names:
             if name != ETCD and name not in self._places:
                 raise NetworkUnavailable(
-                    f"{name!r} is no host of this network: {', '.join(self._names)} are, and {ETCD}"
+                    f"{name!r} is not a host of this network: {', '.join(self._names)} are, and {ETCD}"
                 )
 
     def _change(self, source: str, target: str, **changes: float) -> None:

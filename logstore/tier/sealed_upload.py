@@ -111,7 +111,7 @@ class _ChunkWalk:
         due = chunk.base_offset
         while True:
             if self._turn.is_revoked():
-                raise UploadRevoked(f"{chunk.name}: planned anew")
+                raise UploadRevoked(f"{chunk.name}: planned again")
             due = self._note(piece, position, due)
             position, crc = position + len(piece.data), crc32c(piece.data, crc)
             is_last = due >= chunk.next_offset

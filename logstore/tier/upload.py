@@ -116,7 +116,7 @@ class CheckedBatches:
         runs = RunLimits(_MANY, _MANY, lambda header: True)
         for found in walk_batches(self._files, view, None, due, PIECE_BYTES, runs=runs):
             if self._turn.is_revoked():
-                raise UploadRevoked(f"{view.log_path}: planned anew")
+                raise UploadRevoked(f"{view.log_path}: planned again")
             piece, due = bytes(found.buffer), found.next_offset
             self.crc = crc32c(piece, self.crc)
             yield piece

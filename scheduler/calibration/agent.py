@@ -144,9 +144,9 @@ class Agent:
         try:
             request = json.loads(text)
         except (ValueError, RecursionError):
-            raise CalibrationError("the request is no JSON") from None
+            raise CalibrationError("the request is not JSON") from None
         if not isinstance(request, dict):
-            raise CalibrationError("the request is no JSON object")
+            raise CalibrationError("the request is not a JSON object")
         return request
 
     # ---- jobs

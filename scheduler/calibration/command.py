@@ -43,48 +43,48 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology agent`."""
     parser.add_argument(
         "--listen", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT",
-        help="where the calibrator and other agents reach it (default: %(default)s; port 0: any)",
+        help="address for the calibrator and other agents (default: %(default)s; port 0: any)",
     )  # fmt: skip
-    parser.add_argument("--directory", type=Path, required=True, help="on the disk that shall hold chunks")
-    parser.add_argument("--token-file", type=Path, help="a file with the secret that calibrator and agents share")
-    parser.add_argument("--insecure", action="store_true", help="let everyone in who reaches the address")
+    parser.add_argument("--directory", type=Path, required=True, help="directory on the disk that will hold chunks")
+    parser.add_argument("--token-file", type=Path, help="file with the secret shared by calibrator and agents")
+    parser.add_argument("--insecure", action="store_true", help="accept everyone who can reach the address")
     parser.add_argument(
         "--max-disk", default=size_text(agents.AgentLimits().disk_bytes), metavar="SIZE",
-        help="test files take no more at a time (default: %(default)s)",
+        help="maximum size of all test files at a time (default: %(default)s)",
     )  # fmt: skip
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology calibrate`."""
     default = CalibrationSettings()
-    parser.add_argument("file", type=Path, help="the description of the network; capacities in it may be rough")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="where the measured description goes (TOML)")
+    parser.add_argument("file", type=Path, help="topology file; its capacities may be rough")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file for the measured topology (TOML)")
     parser.add_argument(
         "--agent", action="append", default=[], metavar="NAME=HOST:PORT",
-        help="where a server's agent listens (default: the server's address in the file, and --port)",
+        help="address of a server's agent (default: the server's address in the file, with --port)",
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the agents' port (default: %(default)s)")
-    parser.add_argument("--token-file", type=Path, help="the agents' secret")
+    parser.add_argument("--token-file", type=Path, help="file with the agents' secret")
     parser.add_argument(
-        "--seconds", type=_duration, default=default.seconds, help="per measurement of links (default: %(default)g)"
+        "--seconds", type=_duration, default=default.seconds, help="time per link measurement (default: %(default)g)"
     )
     parser.add_argument(
         "--sample", type=_positive, default=default.sample, metavar="N",
-        help="hosts of each rack that are measured; the others get their median (default: %(default)s)",
+        help="hosts measured in each rack; the others get the median (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--partners", type=_positive, default=default.partners, metavar="N",
-        help="how often each of them sends and receives; the best counts (default: %(default)s)",
+        help="partners that each host sends to and receives from; the best result counts (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--file-size", type=_size, default=default.file_bytes, metavar="SIZE",
-        help=f"what each writer writes (default: {size_text(default.file_bytes)})",
+        help=f"size that each writer writes (default: {size_text(default.file_bytes)})",
     )  # fmt: skip
     parser.add_argument(
         "--share", type=_share, default=DEFAULT_SHARE,
-        help="of what one alone gets, each of several at a time must still get (default: %(default)s)",
+        help="part of the rate of a single writer that each of several writers must still get (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="decides which hosts are sampled (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for choosing the hosts (default: %(default)s)")
 
 
 def run_agent(arguments: argparse.Namespace) -> int:
@@ -92,10 +92,10 @@ def run_agent(arguments: argparse.Namespace) -> int:
     address, token = parse_address(arguments.listen, DEFAULT_PORT), _token(arguments.token_file)
     if not token and not arguments.insecure and not is_loopback(address.host):
         raise CalibrationError(
-            f"--listen {address}: others can reach this address; give --token-file, or --insecure to let everyone in"
+            f"--listen {address}: other machines can reach it; give --token-file, or --insecure to accept everyone"
         )
     if not arguments.directory.is_dir():
-        raise CalibrationError(f"--directory {arguments.directory}: no directory")
+        raise CalibrationError(f"--directory {arguments.directory}: not a directory")
     try:
         limits = agents.AgentLimits(disk_bytes=parse_size(arguments.max_disk))
     except ValueError as error:

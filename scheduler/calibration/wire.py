@@ -55,9 +55,9 @@ class Lines:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            raise CalibrationError(f"{self.who}: a line that is no JSON: is this an agent?") from None
+            raise CalibrationError(f"{self.who}: a line that is not JSON: is this an agent?") from None
         if not isinstance(value, dict):
-            raise CalibrationError(f"{self.who}: a line that is no JSON object: is this an agent?")
+            raise CalibrationError(f"{self.who}: a line that is not a JSON object: is this an agent?")
         return value
 
     async def write(self, value: Mapping[str, object]) -> None:

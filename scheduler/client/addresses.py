@@ -49,7 +49,7 @@ def parse_url(text: str) -> Url:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise CoordinatorError(f"{text!r} is no address of a coordinator: write http://HOST:PORT")
+        raise CoordinatorError(f"{text!r} is not an address of a coordinator: write http://HOST:PORT")
     return Url(parts.scheme == "https", parts.hostname, DEFAULT_PORT if port is None else port)
 
 

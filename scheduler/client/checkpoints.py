@@ -60,7 +60,7 @@ class CompleteCheckpoint:
             names = ("unit", "seq", "sink", "epoch", "state_bytes", "written_ms", "attempt")
             return cls(**{name: view[name] for name in names}, files=files, bases=tuple(view["bases"]))
         except (KeyError, TypeError) as error:
-            raise NotUnderstood(f"the answer is no checkpoint: {error!r}") from error
+            raise NotUnderstood(f"the answer is not a checkpoint: {error!r}") from error
 
 
 def checkpoint(method: str, unit_name: str, seq: int, body: Mapping[str, Any] | None = None) -> ApiRequest:

@@ -155,7 +155,7 @@ def parse_answer(answer: CoordinatorAnswer) -> dict[str, Any]:
         seconds = min(float(retry_after), MAX_DELAY_S) if retry_after.isascii() and retry_after.isdigit() else 0.0
         raise CoordinatorUnavailable(f"the answer was {status}: {message}", seconds)
     if not isinstance(value, dict):
-        raise NotUnderstood(f"the answer (status {status}) is no JSON object: is this a coordinator's address?")
+        raise NotUnderstood(f"the answer (status {status}) is not a JSON object: is this a coordinator's address?")
     if status < 300:
         return value
     raise refusal(status, str(value.get("error", value)), value.get("field"))

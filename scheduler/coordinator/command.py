@@ -46,55 +46,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `cairn coordinate` its flags."""
     defaults, http, scheduling = CoordinatorSettings(), HttpSettings(), Settings()
     parser.add_argument(
-        "--topology", type=Path, required=True, metavar="FILE", help="the network; followed when it changes"
+        "--topology", type=Path, required=True, metavar="FILE", help="topology file; changes to it are followed"
     )
-    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="where it keeps its state")
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="directory of its state")
     parser.add_argument(
-        "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it serves (default %(default)s)"
+        "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it listens (default %(default)s)"
     )
     parser.add_argument(
-        "--planner", choices=sorted(PLANNERS), help="who plans (default: repaired on trees of switches, else paper)"
+        "--planner", choices=sorted(PLANNERS), help="planner (default: repaired on trees of switches, else paper)"
     )
     parser.add_argument(
         "--mode", choices=[str(mode) for mode in Mode], default=str(scheduling.mode), help="default %(default)s"
     )
     parser.add_argument(
         "--finish-fraction", type=float, default=scheduling.finish_fraction, metavar="F",
-        help="the next timestep begins when this part of the chunks is done (default %(default)s)",
+        help="the next timestep starts when this fraction of the chunks is done (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--gather-ms", type=_natural, default=defaults.scheduler.gather_ms, metavar="N",
-        help="events within this many milliseconds are planned together; 0: no event waits (default %(default)s)",
+        help="plan events within this many milliseconds together; 0: plan each at once (default %(default)s)",
     )  # fmt: skip
     for name, default, says in (
-        ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host is lost after this time without a call"),
+        ("--host-deadline-ms", defaults.host_deadline_ms, "time without a call after which a registered host is lost"),
         (
             "--writer-deadline-ms",
             defaults.writer_deadline_ms,
-            "a request is cancelled after this time without a call of its writer",
+            "time without a call of its writer after which a request is cancelled",
         ),
-        ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
-        ("--max-remembered", defaults.max_remembered, "how many of them, at most"),
-        ("--max-connections", http.max_connections, "clients at a time"),
-        ("--max-connections-per-address", http.max_connections_per_address, "from one address other than loopback"),
+        ("--remember-ms", defaults.remember_ms, "how long finished requests can be queried"),
+        ("--max-remembered", defaults.max_remembered, "maximum number of finished requests kept"),
+        ("--max-connections", http.max_connections, "maximum connections"),
+        ("--max-connections-per-address", http.max_connections_per_address, "maximum from one address, but loopback"),
     ):
         parser.add_argument(name, type=_count, default=default, metavar="N", help=f"{says} (default {default})")
     parser.add_argument(
         "--chunk-deadline-ms", type=_count, metavar="N",
-        help="a chunk that takes this time is revoked and planned again, around its hosts (default: 10 times what "
-        "the topology's rates say, at least 30 s; 600000 without rates)",
+        help="time after which a chunk is revoked and planned again, avoiding its hosts (default: 10 times the time "
+        "by the topology's rates, at least 30 s; 600000 without rates)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, help="of the plan's random choices (default: a new one, which is logged)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    parser.add_argument("--seed", type=int, help="seed of random choices (default: a new seed, which is logged)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM file with the certificate chain")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with the private key")
     parser.add_argument(
         "--tls-client-ca", type=Path, metavar="FILE",
-        help="authorities of clients' certificates, PEM: every client must show a certificate",
+        help="PEM file with the CAs of client certificates; every client must then have one",
     )  # fmt: skip
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a text that clients must know")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token that clients must send")
     parser.add_argument(
         "--insecure", action="store_true",
-        help="allow other addresses than loopback without TLS, and a token or certificates of clients",
+        help="allow addresses other than loopback without TLS and without a token or client certificates",
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def main(arguments: argparse.Namespace) -> int:
 def parse(arguments: argparse.Namespace) -> ServeSettings:
     """Settings from flags. Raises StartError, RequestError."""
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
-        raise StartError("--tls-cert and --tls-key go together")
+        raise StartError("--tls-cert and --tls-key must be given together")
     if arguments.tls_client_ca is not None and arguments.tls_cert is None:
         raise StartError(f"--tls-client-ca {arguments.tls_client_ca} needs --tls-cert and --tls-key")
     files = arguments.tls_cert, arguments.tls_key

@@ -190,7 +190,7 @@ class Dispatch:
                 return error_response(BAD_REQUEST, str(error), field_name="placement")
         trace = "".join(traceback.format_exception(error))
         self._report(REQUEST_CRASHED, operation=operation, trace=trace)
-        return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+        return error_response(INTERNAL_ERROR, "a bug in the coordinator; see its log")
 
 
 def api_error_response(error: ApiError) -> HttpResponse:
@@ -297,7 +297,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(text: str) -> object:
-    raise ApiError(BAD_REQUEST, f"the body is not JSON: {text} is no number there")
+    raise ApiError(BAD_REQUEST, f"the body is not JSON: {text} is not a number there")
 
 
 def _response(route: Route, reply: Reply) -> HttpResponse:

@@ -38,7 +38,7 @@ class Security:
                 f"{listen} can be reached from other machines: give a certificate, a key, and a file with a token or "
                 "the authorities of clients' certificates (cairn coordinate: --tls-cert, --tls-key, --token-file, "
                 "--tls-client-ca; cairn serve: --coordinator https://…, --tls-certificate, --coordinator-token-file, "
-                "--tls-client-auth required); or listen on 127.0.0.1; or say --insecure if the network is yours alone"
+                "--tls-client-auth required); or listen on 127.0.0.1; or say --insecure if the network is private"
             )
 
     @property

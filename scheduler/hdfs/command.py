@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help=f"{', '.join(RELEASES)}, or a release of one of them (default: {HADOOP_VERSION})",
     )
-    parser.add_argument("--cache", type=Path, help="where the jar is kept (default: ~/.cache/cairn)")
+    parser.add_argument("--cache", type=Path, help="directory where the jar is kept (default: ~/.cache/cairn)")
 
 
 def main(arguments: argparse.Namespace) -> int:

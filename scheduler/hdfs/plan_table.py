@@ -129,7 +129,7 @@ class PlanTable:
 
 
 def _answer(text: bytes) -> dict[str, Any]:
-    """The JSON object of an answer; empty if it is no JSON object."""
+    """The JSON object of an answer; empty if it is not a JSON object."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):

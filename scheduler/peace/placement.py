@@ -61,7 +61,7 @@ def default_placement(replicas: int, racks: int = 2) -> Placement:
 def parse_placement(texts: Sequence[str]) -> Placement:
     """A placement from one text per replica, rules joined by `&`: `["same-rack:0", "other-rack:0 & other-rack:1"]`.
 
-    An empty text, or `anywhere`, is no rule. Raises PlacementError, which names the text.
+    An empty text, or `anywhere`, is not a rule. Raises PlacementError, which names the text.
     """
     return check_placement(tuple(_parse(text) for text in texts))
 
@@ -92,6 +92,6 @@ def _parse(text: str) -> tuple[PlacementRule, ...]:
         relation, colon, of = part.strip().partition(":")
         if relation not in set(Relation) or not colon or not of.isdecimal() or len(of) > 2:
             known = ", ".join(f"{name}:N" for name in Relation)
-            raise PlacementError(f"{part.strip()!r} is no rule: use {known}, joined by &, or anywhere")
+            raise PlacementError(f"{part.strip()!r} is not a rule: use {known}, joined by &, or anywhere")
         rules.append(PlacementRule(Relation(relation), int(of)))
     return tuple(rules)

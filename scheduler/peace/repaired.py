@@ -81,7 +81,7 @@ class Demand(NamedTuple):
 
 
 class RepairedPlanner:
-    """The greedy plan, improved. Raises TopologyError if the network is no tree of racks."""
+    """The greedy plan, improved. Raises TopologyError if the network is not a tree of racks."""
 
     name = "repaired"
 

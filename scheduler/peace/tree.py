@@ -88,7 +88,7 @@ class TreePlanner:
     def __init__(self, topology: Topology) -> None:
         if topology.tree is None:
             raise TopologyError(
-                f"network {topology.name!r} is no tree: switches must be connected by one link each way and without "
+                f"network {topology.name!r} is not a tree: switches must be connected by one link each way and without "
                 "rings; use the planner `paper`"
             )
         self.topology = topology

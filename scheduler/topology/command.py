@@ -30,7 +30,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help=f"list every rack and link, not the first {MAX_LINES}")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--toml", action="store_true", help="the description written out, every capacity spelled out")
+    form.add_argument("--toml", action="store_true", help="print the description with every capacity written out")
 
 
 def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,12 +38,12 @@ def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
     _add_file(parser)
     parser.add_argument(
         "-o", "--output", type=Path,
-        help="the picture's file, which ends in .svg, .png or .pdf (default: SVG on standard output)",
+        help="file of the picture: .svg, .png or .pdf (default: SVG on standard output)",
     )  # fmt: skip
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="the description of the network: TOML, or JSON if it ends in .json")
+    parser.add_argument("file", type=Path, help="topology file: TOML, or JSON if the name ends in .json")
 
 
 def run_draw(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def run_draw(arguments: argparse.Namespace) -> int:
     form = "svg" if output is None else output.suffix.lower().removeprefix(".")
     if form not in FORMS:
         endings = ", ".join(f".{known}" for known in FORMS)
-        raise TopologyError(f"--output {output}: a picture ends in one of {endings}")
+        raise TopologyError(f"--output {output}: must end in one of {endings}")
     network = load_network(arguments.file)
     content = _drawing().draw(network.topology, timestep_s=network.timestep_s, form=form)
     if output is None:
@@ -113,7 +113,7 @@ def _shape(seen: Overview) -> str:
     if seen.is_tree:
         levels = f"{seen.levels} level{'' if seen.levels == 1 else 's'}"
         return f"a tree with {levels} of switches: every planner can plan on it"
-    return f"no tree ({seen.why_no_tree}): planner `paper` can plan on it, `tree` and `repaired` cannot"
+    return f"not a tree ({seen.why_no_tree}): planner `paper` can plan on it, `tree` and `repaired` cannot"
 
 
 def _rack_row(rack: RackOverview) -> list[str]:

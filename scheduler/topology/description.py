@@ -212,7 +212,7 @@ def _read_switches(
                     raise entry.fail(name, "needs a parent: it speaks of the link to it")
             continue
         if parent not in parents:
-            raise entry.fail("parent", f"is no switch; {suggestion(parent, parents)}")
+            raise entry.fail("parent", f"is not a switch; {suggestion(parent, parents)}")
         for source, target, name in ((switch, parent, "up"), (parent, switch, "down")):
             capacity, bytes_s = _switch_link(entry, defaults, name, pace)
             links.append(Link(source, target, capacity, bytes_s=bytes_s))
@@ -259,7 +259,7 @@ def _read_links(where: str, mapping: Mapping[str, object], switches: Iterable[st
         entry.where += f", {source!r} to {target!r}"
         for key, end in (("from", source), ("to", target)):
             if end not in switches:
-                raise entry.fail(key, f"is no switch; {suggestion(end, list(switches))}")
+                raise entry.fail(key, f"is not a switch; {suggestion(end, list(switches))}")
         bytes_s, capacity, cost = entry.rate("rate"), entry.number("capacity"), entry.number("cost")
         if capacity is None and bytes_s is None:
             raise TopologyError(f"{entry.where}: capacity is missing: give it (chunks per timestep), or rate")
@@ -330,7 +330,7 @@ def _racks(entry: DescribedEntry, rack: str, switches: Sequence[str]) -> list[st
         return [rack]  # without [[switch]]es, racks are what the servers name
     fitting = [switch for switch in switches if fnmatchcase(switch, rack)] if "*" in rack else []
     if not fitting:
-        raise entry.fail("rack", f"is no switch; {suggestion(rack, switches)}")
+        raise entry.fail("rack", f"is not a switch; {suggestion(rack, switches)}")
     return fitting
 
 

@@ -261,8 +261,8 @@ def cleaned(query: str, epoch: int, missing: str) -> str:
     """The message for state that was removed from the log at and before an epoch; `missing`: what is missing, or ""."""
     return (
         f"{missing or f'{query}: the state of epoch {epoch} is missing'}, and the log keeps no state of epoch {epoch} "
-        "and older ones: the query runs, or ran, with stateHistory = recovery. With stateHistory = all what it writes "
-        "from then on stays as long as its results"
+        "and older epochs: the query runs, or ran, with stateHistory = recovery. With stateHistory = all, the state it "
+        "writes from then on is kept as long as its results"
     )
 
 

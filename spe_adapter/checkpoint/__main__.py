@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Serve until the service is idle, a signal ends it, or its directory is gone; the exit status."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Writes checkpoints of the state in a directory.")
     parser.add_argument("state_directory", type=Path, help="the option stateDirectory of the queries")
-    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="ends after so long without a task's note")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="exit after this time without a note from a task")
     parser.add_argument(LOCK_OPTION, type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     try:

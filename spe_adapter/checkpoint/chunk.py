@@ -94,7 +94,7 @@ def decode_header(data: bytes, file: str) -> ChunkHeader:
     if len(data) < HEADER_BYTES:
         raise CheckpointDamaged(f"{file}: {len(data)} bytes, shorter than the header of a chunk ({HEADER_BYTES})")
     if data[:8] != _MAGIC:
-        raise CheckpointDamaged(f"{file}: begins with {data[:8]!r}: no chunk of a checkpoint")
+        raise CheckpointDamaged(f"{file}: begins with {data[:8]!r}: not a chunk of a checkpoint")
     (version,) = struct.unpack_from(">I", data, 8)
     if version != VERSION:
         raise CheckpointVersionUnknown(f"{file}: format version {version}; this release reads version {VERSION}")
@@ -154,9 +154,9 @@ class ChunkReader:
     def close(self) -> None:
         """The end of the file. Raises CheckpointDamaged unless all pages came and nothing behind them."""
         if self._needed():
-            raise CheckpointDamaged(f"{self._file}: ends after {self.size_bytes} bytes, in front of its last page")
+            raise CheckpointDamaged(f"{self._file}: ends after {self.size_bytes} bytes, before its last page")
         if self._begun:
-            raise CheckpointDamaged(f"{self._file}: {len(self._begun)} bytes behind the last page")
+            raise CheckpointDamaged(f"{self._file}: {len(self._begun)} bytes after the last page")
 
     def _needed(self) -> int:
         """Bytes of the next element, 0 behind the last one."""

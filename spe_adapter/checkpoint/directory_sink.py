@@ -201,7 +201,7 @@ def _opened(path: Path) -> BinaryIO:
     source = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         source.close()
-        raise CheckpointDamaged(f"{path}: is no file")
+        raise CheckpointDamaged(f"{path}: is not a file")
     return source
 
 
@@ -214,5 +214,5 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 def _failed(error: OSError, path: Path) -> SinkFailed:
     what = f"{path}: {error.strerror or error}"
     if error.errno in _NO_ROOM:
-        return SinkFull(f"{what}; free some room, or name another sink")
+        return SinkFull(f"{what}; free some space, or name another sink")
     return SinkFailed(what)

@@ -483,7 +483,7 @@ class _Writing:
             encoded = encode_chunk(self._name, thread, ids, self._pages)
             while True:
                 if go is not None and go.revoked:
-                    raise ChunkRevoked(f"{self._name}/{thread_name(thread)}: planned anew")
+                    raise ChunkRevoked(f"{self._name}/{thread_name(thread)}: planned again")
                 with _PREPARING:
                     piece = next(encoded, None)
                     if piece is None:

@@ -218,13 +218,13 @@ def decode_manifest(data: bytes, name: CheckpointName, where: str) -> Manifest:
     """
     head = _HEAD.match(data[:_MAX_HEAD_BYTES])
     if head is None:
-        raise CheckpointDamaged(f"{where}: begins with {data[:24]!r}: no manifest of a checkpoint")
+        raise CheckpointDamaged(f"{where}: begins with {data[:24]!r}: not a manifest of a checkpoint")
     if (version := int(head[1])) != VERSION:
         kind = CheckpointVersionOld if version < VERSION else CheckpointVersionUnknown
         raise kind(f"{where}: format version {version}; this release reads version {VERSION}")
     body = data[head.end() :]
     if len(body) != int(head[3]):
-        raise CheckpointDamaged(f"{where}: {len(body)} bytes behind the first line, which says {int(head[3])}")
+        raise CheckpointDamaged(f"{where}: {len(body)} bytes after the first line, which says {int(head[3])}")
     if crc32c(body) != int(head[2], 16):
         raise CheckpointDamaged(f"{where}: the CRC differs")
     try:

@@ -76,7 +76,7 @@ class Estimate:
         self._low, self._high = low, high
 
     def add(self, measured: float) -> None:
-        """Take a measurement; what is no number is ignored."""
+        """Take a measurement; what is not a number is ignored."""
         if math.isfinite(measured):
             bounded = min(max(measured, self._low), self._high)
             self.value += SMOOTHING * (bounded - self.value)

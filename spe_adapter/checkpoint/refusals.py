@@ -86,14 +86,14 @@ class Refusals:
             short = lost.__cause__ if isinstance(lost.__cause__, StateTrimmed) else lost
             return StateAway(
                 f"{short}. The checkpoints at {self._settings.sink}, which may have the rest, cannot be read: "
-                f"{reasons}. As long as they are there, nothing is lost: bring the sink back, or mend the option that "
-                "names it, and start again"
+                f"{reasons}. Nothing is lost as long as they exist: restore access to the sink, or correct the option "
+                "that names it, and start again"
             )
         return type(lost)(
             f"{lost}; and no checkpoint at {self._settings.sink} has the rest: "
             + (
                 reasons
-                or f"there is none of {self._unit.name}; is the sink mounted, was it emptied, is it the right one?"
+                or f"there is none of {self._unit.name}; check that the sink is mounted, complete and the right one"
             )
         )
 

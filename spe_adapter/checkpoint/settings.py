@@ -94,7 +94,7 @@ def settings_of(values: dict[str, Any]) -> CheckpointSettings:
     for name in sorted(set(values) - {"policy"}):
         kind = str if name in texts else int
         if type(values[name]) is not kind:
-            raise CheckpointUrlRefused(f"settings of checkpoints: {name}={values[name]!r} is no {kind.__name__}")
+            raise CheckpointUrlRefused(f"settings of checkpoints: {name}={values[name]!r} is not a {kind.__name__}")
     try:
         return CheckpointSettings(**{**values, "policy": PolicySettings(**policy)})
     except TypeError as error:
@@ -113,7 +113,7 @@ def _check_addresses(plans: str, coordinator: str) -> None:
     except CoordinatorError as error:
         raise CheckpointUrlRefused(f"coordinator={coordinator!r}: {error}") from error
     except ValueError as error:
-        raise CheckpointUrlRefused(f"plans={plans!r} is no address: {error}; write http://HOST:PORT") from error
+        raise CheckpointUrlRefused(f"plans={plans!r} is not an address: {error}; write http://HOST:PORT") from error
 
 
 def parse_sink_url(url: str) -> tuple[str, str]:

@@ -420,7 +420,7 @@ class _FieldReader:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise CorruptBatch(f"a string that is no UTF-8: {error}") from error
+            raise CorruptBatch(f"a string that is not UTF-8: {error}") from error
         return column, at + sizes
 
     def _decimals(self, kind: pa.DataType, at: Int64s, ends: Int64s) -> tuple[pa.Array, Int64s]:

@@ -60,16 +60,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m spe_adapter.continuous", description=__doc__)
-    parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="the Fragment, in a module on the path")
-    parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
+    parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="the Fragment, in an importable module")
+    parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several separated by commas")
     parser.add_argument("--command-config", type=Path, metavar="FILE", help=COMMAND_CONFIG_HELP)
-    parser.add_argument("--partition", type=int, default=0, help="the partition that this process works on")
+    parser.add_argument("--partition", type=int, default=0, help="partition that this process runs")
     parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: results and footprints since the oldest footprint")
     parser.add_argument("--u", type=int, default=DEFAULT_U, help="U: input records a recovery may have to replay")
     parser.add_argument(
         "--mtbf-s",
         type=float,
-        help="seconds between failures: check by cost and benefit, measured at the start, instead of by Q and U",
+        help="mean seconds between failures: check by cost and benefit, measured at the start, not by Q and U",
     )
     parser.add_argument(
         "--epoch-ms",
@@ -80,23 +80,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoints",
         metavar="URL",
-        help="write the state beside the log: file:///DIRECTORY, hdfs://HOST:PORT/DIRECTORY",
+        help="also write checkpoints of the state: file:///DIRECTORY, hdfs://HOST:PORT/DIRECTORY",
     )
-    settings = parser.add_argument_group("checkpoints", "docs/checkpoints.md says what they mean")
-    settings.add_argument("--checkpoint-every-s", type=float, help="at the latest after so many seconds (600)")
-    settings.add_argument("--checkpoint-min-every-s", type=float, help="not more often (10)")
+    settings = parser.add_argument_group("checkpoints", "described in docs/checkpoints.md")
+    settings.add_argument("--checkpoint-every-s", type=float, help="maximum seconds between checkpoints (600)")
+    settings.add_argument("--checkpoint-min-every-s", type=float, help="minimum seconds between checkpoints (10)")
     settings.add_argument("--checkpoint-user", help="HDFS's user (cairn)")
     settings.add_argument("--checkpoint-plans", metavar="URL", help="the NameNode's plan table, http://HOST:PORT")
-    settings.add_argument("--checkpoint-plans-token", metavar="FILE", help="the file with its token")
+    settings.add_argument("--checkpoint-plans-token", metavar="FILE", help="file with its token")
     settings.add_argument("--checkpoint-coordinator", metavar="URL[,URL]", help="Peace's coordinator, http://HOST:PORT")
-    settings.add_argument("--checkpoint-coordinator-token", metavar="FILE", help="the file with its token")
-    settings.add_argument("--checkpoint-coordinator-ca", metavar="FILE", help="authorities of its certificate, PEM")
+    settings.add_argument("--checkpoint-coordinator-token", metavar="FILE", help="file with its token")
+    settings.add_argument("--checkpoint-coordinator-ca", metavar="FILE", help="PEM file with its CAs")
     settings.add_argument(
-        "--checkpoint-coordinator-certificate", metavar="FILE", help="certificate and key to show it, PEM"
+        "--checkpoint-coordinator-certificate", metavar="FILE", help="PEM file with client certificate and key"
     )
-    settings.add_argument("--checkpoint-host", help="this host's name in the topology (the name it gives itself)")
-    settings.add_argument("--checkpoint-replicas", type=int, help="of each chunk (3)")
-    parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
+    settings.add_argument("--checkpoint-host", help="this host's name in the topology (its own hostname)")
+    settings.add_argument("--checkpoint-replicas", type=int, help="replicas of each chunk (3)")
+    parser.add_argument("--report-s", type=float, default=1.0, help="minimum seconds between two progress lines")
     return parser.parse_args(arguments)
 
 
@@ -118,7 +118,7 @@ def _checkpoints(given: argparse.Namespace) -> CheckpointSettings | None:
     times = {name: value for name, value in times.items() if value is not None}
     if given.checkpoints is None:
         if fields or times:
-            raise FragmentRefused("options of checkpoints without a place for them; name it with --checkpoints URL")
+            raise FragmentRefused("checkpoint options without a place for checkpoints; give --checkpoints URL")
         return None
     if "every_s" in times:
         times.setdefault("min_every_s", min(PolicySettings().min_every_s, times["every_s"]))

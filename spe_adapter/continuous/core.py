@@ -296,14 +296,14 @@ class Core:
                 if (partitions_of(keys, len(keys), partitions, partition, other) == partition).all()
             ]
             hint = (
-                f"all keys here are where {others[0]} puts them: give the fragment partitioner={others[0]!r}, or the "
-                f"producer partitioner={fragment.partitioner}"
+                f"all keys here match {others[0]}: give the fragment partitioner={others[0]!r}, or the producer "
+                f"partitioner={fragment.partitioner}"
                 if others
-                else "have the producer use the operator's key as the record key, with that partitioner"
+                else "let the producer use the operator's key as the record key, with that partitioner"
             )
             raise WrongPartition(
-                f"query {fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, {fragment.partitioner} puts it "
-                f"into partition {int(found[wrong[0]])} of {partitions}; {hint}. The Java client's default is "
+                f"query {fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, {fragment.partitioner} puts "
+                f"it into partition {int(found[wrong[0]])} of {partitions}; {hint}. The Java client's default is "
                 "murmur2_random, librdkafka's (confluent-kafka, kcat) consistent_random"
             )
 

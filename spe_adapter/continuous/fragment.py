@@ -138,18 +138,18 @@ def plan(fragment: Fragment) -> CheckedFragment:
     for source, schema in zip(fragment.sources[1:], schemas[1:], strict=True):
         if not schema.equals(schemas[0]):
             raise FragmentRefused(
-                f"query {fragment.query!r}: source {source.topic!r} comes to the operator as {_columns(schema)}, "
+                f"query {fragment.query!r}: source {source.topic!r} reaches the operator as {_columns(schema)}, "
                 f"source {fragment.sources[0].topic!r} as {_columns(schemas[0])}; give both the same columns and types"
             )
     codec = KeyCodec(fragment.operator.prepared(schemas[0]), fragment.key)
     results = output_schema(codec.fields, fragment.operator.output(schemas[0]))
     if not fragment.after:
         return CheckedFragment(fragment, schemas[0], results, codec, None)
-    output = _through(fragment.after, results, "a step behind the operator")
+    output = _through(fragment.after, results, "a step after the operator")
     lost = [name for name in fragment.key if name not in output.names]
     if lost:
         raise FragmentRefused(
-            f"query {fragment.query!r}: the steps behind the operator lose key column {lost[0]!r}; keep it, results "
+            f"query {fragment.query!r}: the steps after the operator drop key column {lost[0]!r}; keep it, results "
             "need their key"
         )
     return CheckedFragment(fragment, schemas[0], output, codec, KeyCodec(output, fragment.key))

@@ -169,7 +169,7 @@ class Loop:
         if not self._plan.fragment.checkpoints:
             raise FragmentRefused(
                 f"query {self._plan.fragment.query!r} has committed epoch {last} and runs without checkpoints: it "
-                "cannot go on. Start under another query name"
+                "cannot continue. Start under another query name"
             )
         eventual, table, self._held = self._reconstructed(last)
         epochs = self._core.load(eventual, last, table)
@@ -201,8 +201,8 @@ class Loop:
         if isinstance(newest, End):
             raise FragmentRefused(
                 f"query {fragment.query!r} is new, but partition {self._core.partition} of topic {fragment.topic!r} "
-                f"holds the state or output of {newest.query!r}, up to epoch {newest.epoch}. Use the name that the "
-                "query had before, or another topic; or say allow_other_queries=True if both shall write here"
+                f"holds the state or output of {newest.query!r}, up to epoch {newest.epoch}. Use the query's former "
+                "name, or another topic; or set allow_other_queries=True if both may write here"
             )
 
     def _reconstructed(self, last: int) -> _Found:
@@ -262,7 +262,7 @@ class Loop:
             return eventual
         # Its epoch was lost before it was durable, and the log has another. What the log alone needs may be trimmed, if
         # the checkpoint before this one counts.
-        checkpoints.unused(stored, f"is of an epoch {tag.epoch} that the log has not")
+        checkpoints.unused(stored, f"is of epoch {tag.epoch}, which the log does not have")
         return None
 
     def _needed_without(self, older: Iterator[StoredBase], checkpoints: UnitCheckpoints) -> RecoveryInput | None:
@@ -307,7 +307,7 @@ class Loop:
                     fragment = self._plan.fragment
                     raise StateTrimmed(
                         f"query {fragment.query!r}: {fragment.topic}-{self._core.partition} starts at offset "
-                        f"{scanned.log_start_offset} and holds no epoch of the query any more; it was trimmed too far"
+                        f"{scanned.log_start_offset} and no longer holds an epoch of the query; it was trimmed too far"
                     )
                 return found
 
@@ -464,15 +464,15 @@ class Loop:
             return self._too_short(source, end)
         why = "its state was last written before that" if self._core.is_replaying else "it was not read before that"
         return InputTrimmed(
-            f"{self._where(source)} is needed from offset {wanted} on and holds {first} to {end - 1}: {why}. Keep the "
-            "sources as long as needed_offsets() says (a smaller U needs less), bring the records back, or start under "
+            f"{self._where(source)} is needed from offset {wanted} on but holds {first} to {end - 1}: {why}. Retain "
+            "the sources from needed_offsets() on (a smaller U needs less), restore the records, or start under "
             "another query name"
         )
 
     def _too_short(self, source: int, end: int) -> InputTrimmed:
         return InputTrimmed(
-            f"{self._where(source)} ends at offset {end}, but this query has read further before: records that were "
-            "there are gone. Bring the stream back, or start under another query name"
+            f"{self._where(source)} ends at offset {end}, but this query has already read beyond that: records are "
+            "lost. Restore the stream, or start under another query name"
         )
 
     def _where(self, source: int) -> str:

@@ -305,7 +305,7 @@ def _refuse_trimming(client: Client, fragment: Fragment) -> None:
     trims = own_trimming(client.topic_configs(fragment.topic))
     if trims and fragment.checkpoints:
         raise FragmentRefused(
-            f"query {fragment.query!r}: topic {fragment.topic!r} trims itself ({trims}), which can cost the state of "
-            "open windows, as the runner is no registered reader. Set these to -1, or register it (register=True), or "
-            "set allow_trimming=True if no window stays open that long"
+            f"query {fragment.query!r}: topic {fragment.topic!r} has retention ({trims}), which can remove the state "
+            "of open windows, as the runner is not a registered reader. Set these to -1, register the runner "
+            "(register=True), or set allow_trimming=True if no window stays open that long"
         )

@@ -113,7 +113,7 @@ HARMLESS_SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "kafkaConsumer.consumerCacheTimeout": "there is no cache of consumers",
 }
 HARMLESS_SINK_OPTIONS: Final[Mapping[str, str]] = {
-    "kafka.linger.ms": "a task stages what it has, in large segments",
+    "kafka.linger.ms": "a task stages its output in large segments",
     "kafka.buffer.memory": "a task stages what it has, in large segments",
     "kafka.max.in.flight.requests.per.connection": "staging keeps its order",
     "kafka.max.request.size": "segments are cut to what the sidecar accepts",

@@ -113,4 +113,4 @@ class _Reading:
 def refuse_loss(options: SourceOptions, what: str, where: str) -> None:
     """Raise DataLost for lost records, unless the query's options accept the loss."""
     if options.fail_on_data_loss:
-        raise DataLost(f"{what} (at {where}); set 'failOnDataLoss' to 'false' to go on without them")
+        raise DataLost(f"{what} (at {where}); set 'failOnDataLoss' to 'false' to continue without them")

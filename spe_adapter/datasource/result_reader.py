@@ -167,8 +167,8 @@ class _ResultDecoder:
         except CorruptBatch as error:
             first, last = (records.column("offset")[at].as_py() for at in (0, records.num_rows - 1))
             raise CorruptBatch(
-                f"{self._stream}, offsets {first} to {last}: records that are no results in the format "
-                f"{self._format!r}: {error}. Begin behind them "
+                f"{self._stream}, offsets {first} to {last}: records that are not results in the format "
+                f"{self._format!r}: {error}. Start after them "
                 f"(startingOffsets), or read the topic without {FORMAT_OPTION!r}"
             ) from error
 

@@ -202,7 +202,7 @@ def _commit_epoch(
             raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(query)}") from error
     if reply.outcome == "skipped":
         _log.warning(
-            "epoch %d of query %s was not written again: epoch %d is committed, and rewoundCheckpoint is skip",
+            "epoch %d of query %s was skipped: epoch %d is committed already, and rewoundCheckpoint is skip",
             epoch, query, reply.last_epoch,
         )  # fmt: skip
 
@@ -210,9 +210,9 @@ def _commit_epoch(
 def _rewound_way_out(query: str) -> str:
     """The remedies for a checkpoint that is older than the log."""
     return (
-        f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
-        "back the checkpoint that belongs to it, or start with an empty one and a new topic. To leave out the "
-        "epochs that are committed, set the option 'rewoundCheckpoint' to 'skip'"
+        f"rebuild the checkpoint from the log ({rebuild_command(query)}) and start the query again; or restore the "
+        "checkpoint that belongs to the query; or start with an empty checkpoint and a new topic. To skip the epochs "
+        "that are committed already, set the option 'rewoundCheckpoint' to 'skip'"
     )
 
 

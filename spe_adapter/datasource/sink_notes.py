@@ -113,14 +113,14 @@ def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) ->
         if noted.written == now.written:
             return None
         return (
-            f"epoch {epoch} comes again, with other output ({now.written.records} records; {noted.written.records} are "
-            "committed, or their contents differ): the checkpoint lost the epoch and planned it again with other "
-            "input, or the query computes something else each time"
+            f"epoch {epoch} comes again with different output ({now.written.records} records; {noted.written.records} "
+            "are committed, or their contents differ): the checkpoint lost the epoch and planned it again with "
+            "different input, or the query is not deterministic"
         )
     return (
-        f"epoch {epoch} comes again, and it cannot be told whether its input is the same: it was committed by a "
-        "version of Cairn that did not note it, what it noted was trimmed with the topic, it had no output then, or "
-        "the driver could read Spark's checkpoint only then, or only now"
+        f"epoch {epoch} comes again, and its input cannot be compared with the committed one: it was committed by a "
+        "version of Cairn that did not record the input, the record was trimmed with the topic, the epoch had no "
+        "output then, or the driver could read Spark's checkpoint only then, or only now"
     )
 
 
@@ -154,10 +154,10 @@ def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: Sin
                 if said is not None:
                     raise TopicTaken(
                         f"query {query} is new (its checkpoint is empty), but {said} was query {end.query}'s, which "
-                        f"has written into {stream}, up to epoch {end.epoch}. If that is this query's former self, "
-                        f"whose checkpoint was lost, rebuild the checkpoint: {rebuild_command(end.query)}; otherwise "
-                        "write to another topic, or set the option 'allowOtherQueries' to true: then all that the new "
-                        "query reads is written, whatever the other has written before"
+                        f"has written into {stream}, up to epoch {end.epoch}. If this is the same query with a lost "
+                        f"checkpoint, rebuild the checkpoint: {rebuild_command(end.query)}. Otherwise write to another "
+                        "topic, or set the option 'allowOtherQueries' to true: the new query then writes all its "
+                        "output, even what the other query has written already"
                     )
 
 

@@ -106,7 +106,7 @@ class CairnDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query. Raises InvalidConfig and SchemaRefused."""
         if reads_state(self._given):
-            raise InvalidConfig("option 'state' is there, and state is read by batch queries; allowed: spark.read")
+            raise InvalidConfig("option 'state' is set, but only batch queries read state; use spark.read")
         results = self._results(schema)
         return StreamReader(parse_source(without_results(self._given), streaming=True), results=results)
 
@@ -114,7 +114,7 @@ class CairnDataSource(DataSource):
         """The writer of a batch query. Raises InvalidConfig and SchemaRefused."""
         options = parse_sink(self._given)
         if overwrite:
-            raise SchemaRefused("mode 'overwrite' cannot be had: a stream only grows; allowed: append")
+            raise SchemaRefused("mode 'overwrite' is not supported: a stream only grows; use append")
         check_schema(schema, options)
         return BatchWriter(options)
 

@@ -108,7 +108,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         raise InvalidConfig(f"option {STATE_OPTION!r} is empty; write the query's output topic")
     epoch, batch = reader.number("epoch", minimum=0), reader.number("batch", minimum=0)
     if epoch is not None and batch is not None:
-        raise InvalidConfig(f"options 'epoch' ({epoch}) and 'batch' ({batch}) are both there; give one of them")
+        raise InvalidConfig(f"options 'epoch' ({epoch}) and 'batch' ({batch}) are both set; set only one of them")
     return StateOptions(
         servers=reader.servers(),
         security=reader.security(),

@@ -17,12 +17,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The options of `cairn demo`."""
     parser.add_argument("--records", type=int, default=800_000, help="purchases to append (default %(default)s)")
     parser.add_argument("--items", type=int, default=500, help="distinct items (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=50_000, help="records in a micro-batch (default %(default)s)")
-    parser.add_argument("--kills", type=int, default=4, help="how often to kill (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=20_26, help="of purchases and kills (default %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="of the sidecar (default: any free one)")
-    parser.add_argument("--heap", default="1g", help="of Spark (default %(default)s)")
-    parser.add_argument("--report", type=Path, default=Path("demo-report.html"), help="where the page goes")
+    parser.add_argument("--batch", type=int, default=50_000, help="records per micro-batch (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=4, help="number of kills (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=20_26, help="seed of purchases and kills (default %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port of the sidecar (default: any free port)")
+    parser.add_argument("--heap", default="1g", help="heap of Spark's JVM (default %(default)s)")
+    parser.add_argument("--report", type=Path, default=Path("demo-report.html"), help="file of the HTML report")
 
 
 def main(options: Namespace) -> int:

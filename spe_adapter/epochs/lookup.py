@@ -79,16 +79,16 @@ def standing_epoch(
             if (epoch is None or end.epoch == epoch) and (batch is None or progress.batch == batch):
                 return oldest
     asked = f"epoch {epoch}" if epoch is not None else f"batch {batch}" if batch is not None else "an epoch"
-    there = "no epoch of it stands there"
+    there = "the stream has no epoch of this query"
     if newest is not None and oldest is not None:
         there = (
-            f"the epochs {oldest.epoch} to {newest.epoch} stand there (batches {oldest.progress.batch} to "
-            f"{newest.progress.batch} of Spark's)"
+            f"it has the epochs {oldest.epoch} to {newest.epoch} (Spark's batches {oldest.progress.batch} to "
+            f"{newest.progress.batch})"
         )
     start = client.offsets({stream: EARLIEST})[stream].offset
     if start > 0:
         raise StateTrimmed(
-            f"query {query}: stream {stream}, which was trimmed to offset {start}, does not hold {asked} (any more); "
+            f"query {query}: stream {stream}, which was trimmed to offset {start}, does not hold {asked} (any longer); "
             f"{there}"
         )
     raise EpochNotFound(f"query {query}: stream {stream} does not hold {asked}; {there}")

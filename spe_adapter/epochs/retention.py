@@ -129,7 +129,7 @@ class HeldStreams:
                         raise
                 elif positions == needed:
                     _log.warning(
-                        "reader %r: %s; a recovery that needs what is gone will fail, the rest is held",
+                        "reader %r: %s; a recovery that needs the removed records will fail; the rest is held",
                         self.name,
                         error,
                     )
@@ -170,22 +170,22 @@ def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
         reader = client.describe_reader(name)
     except UnknownReader:
         return (
-            f"No reader {name!r} is registered: somebody removed it, it was idle for twice reader-hold-ms, or the "
-            "query runs without a registration. Then the retention of the topic takes what open windows need"
+            f"No reader {name!r} is registered: it was removed, it was idle for twice reader-hold-ms, or the query "
+            "runs without a registration. Without one, the topic's retention removes records that open windows need"
         )
     places = [(entry.topic, entry.partition) for entry in reader.released]
     if (stream.topic, stream.partition) not in places:
         held = [entry.offset for entry in reader.streams if (entry.topic, entry.partition) == stream]
         return (
             f"Reader {name!r} {f'holds the stream from offset {held[0]} on' if held else 'does not hold the stream'}. "
-            "What lay in front of that went because checkpoints cover it (then name their place), because a client "
-            "deleted records by offset, or because the reader was released for a time (then the sidecar's log says "
-            "reader_released: see reader-hold-bytes and reader-hold-ms)"
+            "The records before that were removed because checkpoints cover them (then name the checkpoints' place), "
+            "because a client deleted records by offset, or because the reader was released for a time (then the "
+            "sidecar's log has reader_released: see reader-hold-bytes and reader-hold-ms)"
         )
     return (
-        f"Reader {name!r} was released from the stream: it kept more than reader-hold-bytes beyond the retention, or "
-        "acknowledged nothing for reader-hold-ms while the query was down. These are settings of the sidecar, whose "
-        "log says reader_released; raise them, or the retention of the topic"
+        f"Reader {name!r} was released from the stream: it held more than reader-hold-bytes beyond the retention, or "
+        "acknowledged nothing for reader-hold-ms while the query was down. Raise these settings of the sidecar, whose "
+        "log has reader_released, or the retention of the topic"
     )
 
 

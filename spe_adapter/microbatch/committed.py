@@ -44,7 +44,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
         found = "none" if head is None else f"epoch {head.end.epoch}"
         raise BatchesMissing(
             f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
-            "topic that the query had before, or start with a new checkpoint and a new topic"
+            "topic that the query wrote to before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
     parents, oldest_epochs, max_events_ms, open_windows = [], [], tuple[int | None, ...](), 0
@@ -69,7 +69,7 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
     if start > 0:
         raise StateTrimmed(
             f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
-            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. "
+            f"and no longer holds the query's last epoch, {last_epoch}, so its state is lost. "
             f"{how_lost(client, reader_name(query), stream)}. Start with a new checkpoint and a new topic"
         )
 

@@ -198,7 +198,7 @@ class QueryDriver:
         self._evolves = found != self._fixed.fingerprint
         if self._evolves:
             said = check_successor(client, self._fixed, self._query, last, found)
-            _log.info("query %s: %s; the next epoch writes its state anew", self._query, said)
+            _log.info("query %s: %s; the next epoch rewrites its state", self._query, said)
 
     def _is_done(self, batch: int) -> bool:
         """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for a batch out of order."""
@@ -208,23 +208,23 @@ class QueryDriver:
                 return False
             raise BatchesMissing(
                 f"query {self._query}: Spark's checkpoint is at batch {batch}, but topic {self._fixed.options.topic!r} "
-                "holds no state of the query; start with a new checkpoint, or with the topic that belongs to this one"
+                "holds no state of the query; start with a new checkpoint, or with the topic of this checkpoint"
             )
         known = last.progress.batch
         if batch < known:
             raise StaleEpoch(
-                f"query {self._query}: batch {batch} is older than the last committed one, {known}: its checkpoint was "
-                f"rewound. Have it say what the log says: {rebuild_command(self._query)}, then start the query again; "
-                f"or bring back the newer checkpoint; or reset the state too: "
+                f"query {self._query}: batch {batch} is older than the last committed batch, {known}: its checkpoint "
+                f"was rewound. Rebuild the checkpoint from the log ({rebuild_command(self._query)}) and start the "
+                "query again; or restore the newer checkpoint; or reset the state too: "
                 f"spe_adapter.reset(topic={self._fixed.options.topic!r}, query={self._query!r}, "
                 f"batch={batch - 1}, ...)"
             )
         if batch > known + 1:
             raise BatchesMissing(
                 f"query {self._query}: Spark's checkpoint is at batch {batch}, the state in topic "
-                f"{self._fixed.options.topic!r} at {known}. Have the checkpoint say what the log says: "
-                f"{rebuild_command(self._query)}; or remove what is newer than {known} from its directories 'offsets' "
-                "and 'commits'"
+                f"{self._fixed.options.topic!r} at {known}. Rebuild the checkpoint from the log: "
+                f"{rebuild_command(self._query)}; or remove the files newer than {known} from its directories "
+                "'offsets' and 'commits'"
             )
         return batch == known
 
@@ -365,7 +365,7 @@ class QueryDriver:
         try:
             self._watch.note(client, self._committed.progress)
         except CairnError as error:
-            _log.warning("query %s: checkpoints are not confirmed (%s)", self._query, error)
+            _log.warning("query %s: checkpoints cannot be confirmed (%s)", self._query, error)
             return ()
         return self._watch.covering()
 

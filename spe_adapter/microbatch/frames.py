@@ -54,7 +54,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     names = frame.columns
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SchemaRefused(f"column {twice[0]!r} is there twice; give each column a name of its own")
+        raise SchemaRefused(f"column {twice[0]!r} exists twice; give each column a unique name")
     return to_arrow_schema(frame.schema, timezone=zone)
 
 
@@ -67,8 +67,8 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
     changed = [name for name in key if operator.changes(name)]
     if changed:
         raise SchemaRefused(
-            f"a step in front of the operator may change key column {changed[0]!r}; make it in the data frame, by "
-            "which rows are routed"
+            f"a step before the operator may change key column {changed[0]!r}; compute it in the data frame, which "
+            "decides where rows are routed"
         )
     prepared = operator.prepared(schema)
     codec = KeyCodec(prepared, key)
@@ -90,8 +90,7 @@ def check_late(operator: Operator, schema: pa.Schema) -> None:
     """Raise InvalidConfig if an operator drops no late rows, SchemaRefused if these could not be written."""
     if not operator.inputs():
         raise InvalidConfig(
-            f"option 'lateTopic', but operator {operator.name} goes by no event time, so that no row is late; "
-            "leave the option out"
+            f"option 'lateTopic', but operator {operator.name} uses no event time, so no row is late; omit the option"
         )
     check_supported(operator.prepared(schema), "with 'lateTopic', column")
 
@@ -109,9 +108,9 @@ def check_watermarks(frame: DataFrame, operator: Operator) -> None:
         own = ", ".join(f"{one.column!r} with a delay of {one.delay_ms} ms" for one in operator.inputs())
         raise InvalidConfig(
             f"the data frame has withWatermark({column!r}, {delay_ms} ms), which a stateful query does not see: "
-            f"operator {operator.name} goes by {own or 'no event time'}. Give the operator the column and the delay "
-            "(in Tumbling, Sliding and WindowJoin, or as event_time and delay_ms of your own), and leave withWatermark "
-            "out or let it say the same"
+            f"operator {operator.name} uses {own or 'no event time'}. Give the column and the delay to the operator "
+            "(in Tumbling, Sliding and WindowJoin, or as event_time and delay_ms of your own operator), and remove "
+            "withWatermark or give it the same values"
         )
 
 

@@ -19,7 +19,7 @@ Everywhere = Callable[[Callable[[], tuple[str, bool]]], Iterable[tuple[str, bool
 SCHEMA: Final = "host string, gone boolean"
 _TASKS_PER_SLOT: Final = 4
 """Tasks cannot choose their hosts in Spark; with several tasks per slot, hardly any host is left out."""
-_NOT_REACHED: Final = "no task of Spark's came there"
+_NOT_REACHED: Final = "no Spark task ran there"
 _IN_USE: Final = "a task still uses it"
 
 
@@ -52,7 +52,7 @@ def forget(query: str, root: str | None, hosts: Iterable[str], everywhere: Every
         said = "; ".join(f"{host}: {why}" for host, why in left.items())
         raise StateNotForgotten(
             f"query {query} has stopped, but its state is still in memory ({said}). `cairn state memory` shows it; "
-            "stop again with forget_state=True, or leave it to the host's sidecar, which removes what is long unused"
+            "stop again with forget_state=True, or let the host's sidecar remove it when it has been unused for long"
         )
 
 

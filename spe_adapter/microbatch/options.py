@@ -105,7 +105,7 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
     late_topic, combine = _late_topic(reader, topic), _combine(reader)
     if late_topic is not None and combine == "always":
         raise InvalidConfig(
-            "options 'combine' = always and 'lateTopic' exclude each other: combined rows cannot be told apart any more"
+            "options 'combine' = always and 'lateTopic' exclude each other: combined rows can no longer be told apart"
         )
     allow_trimming = reader.flag("allowTrimming", False)
     return StatefulOptions(
@@ -134,8 +134,8 @@ def _state_memory(reader: OptionReader) -> int | None:
         return None
     if reader.text("stateDirectory") is None:
         raise InvalidConfig(
-            f"option 'stateMemory' is {text!r}, and state lies in shared memory; give the option 'stateDirectory' "
-            "too: a directory on a disk of each host"
+            f"option 'stateMemory' is {text!r}, but state is in shared memory; set the option 'stateDirectory' "
+            "as well: a directory on a disk of each host"
         )
     return size_option(reader, "stateMemory", 0)
 
@@ -145,7 +145,7 @@ def _late_topic(reader: OptionReader, topic: str) -> str | None:
     if text is None:
         return None
     if not text.strip() or text.strip() == topic.strip():
-        raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
+        raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than the results' topic")
     return text.strip()
 
 

@@ -144,7 +144,7 @@ class Stateful:
         if isinstance(frame, pa.Table):
             frame = self._frame.sparkSession.createDataFrame(frame)
         if frame.isStreaming:
-            raise InvalidConfig("the initial state is a streaming data frame; give one that ends")
+            raise InvalidConfig("the initial state is a streaming data frame; give a batch data frame")
         if not self._operator.keeps_entries:
             raise InvalidConfig(f"operator {self._operator.name} takes no initial state; a StatefulOperator does")
         fields, given = (KeyCodec(arrow_schema(one), self._key).fields for one in (self._frame, frame))
@@ -152,7 +152,7 @@ class Stateful:
             if field.type != other.type:
                 raise SchemaRefused(
                     f"key column {field.name!r} is {other.type} in the initial state and {field.type} in the input; "
-                    "both need one type"
+                    "both must have the same type"
                 )
         self._initial = frame
         return self

@@ -85,7 +85,7 @@ class HandOver:
                 except CairnError:
                     raise
                 except Exception as error:
-                    raise failed(fixed.operator, "the pass in front of the shuffle", "prepare", error) from error
+                    raise failed(fixed.operator, "the pass before the shuffle", "prepare", error) from error
                 yield _handed(*combined, fixed.partitions, combined=True)
 
     def _combines(self) -> bool:

@@ -55,7 +55,7 @@ def state_directory(options: StatefulOptions, query: str) -> StateDirectory:
     if options.state_memory_bytes is not None and lies_in_memory(directory.root):
         raise StateDirectoryRefused(
             f"option 'stateMemory' is {options.state_memory_bytes} bytes, and 'stateDirectory' {str(directory.root)!r} "
-            "lies in memory (tmpfs), so nothing can be dropped; name a directory on a disk, or leave out 'stateMemory'"
+            "is in memory (tmpfs), so nothing can be dropped; name a directory on a disk, or omit 'stateMemory'"
         )
     return directory
 

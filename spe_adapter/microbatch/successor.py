@@ -50,9 +50,9 @@ def check_successor(client: Client, fixed: QueryDefinition, query: str, last: Co
             problem = str(error)
     if problem is not None:
         raise OperatorChanged(
-            f"query {query}: the state of epoch {last.epoch} in topic {topic!r} is of {former}, the operator now is "
-            f"{fixed.fingerprint}: {problem}. Declare what changed with operator.evolving(...), or start with the "
-            "operator as it was, or with a new checkpoint and a new topic"
+            f"query {query}: the state of epoch {last.epoch} in topic {topic!r} is of {former}, but the operator is "
+            f"now {fixed.fingerprint}: {problem}. Declare what changed with operator.evolving(...), restore the former "
+            "operator, or start with a new checkpoint and a new topic"
         )
     return f"the operator has changed since epoch {last.epoch} ({changes or 'its state has the same columns'})"
 

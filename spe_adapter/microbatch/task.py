@@ -310,7 +310,7 @@ class _TaskExecution:
         if len(wrong):
             raise SchemaRefused(
                 f"operator {self._fixed.operator.name} opened a window of key {keys[int(wrong[0])].as_py()!r}, "
-                f"not of its partition {self._partition}: steps in front of an operator must leave the key columns "
+                f"not of its partition {self._partition}: steps before an operator must not change the key columns "
                 f"({', '.join(self._fixed.key)}) as they are"
             )
 

@@ -87,8 +87,8 @@ def _grow(client: Client, topic: str, there: int, partitions: int, settings: Map
         ]
     if others:
         raise InvalidPartitions(
-            f"{partitions} state partitions, but topic {topic!r} has {there}, and is not a stateful query's alone (see "
-            f"{others[0]}): more partitions would move the keys of others. Use at most {there}, give the topic more "
+            f"{partitions} state partitions, but topic {topic!r} has {there}, and other writers use it (see "
+            f"{others[0]}): more partitions would move their keys. Use at most {there}, give the topic more "
             "partitions yourself (kafka-topics.sh --alter --partitions), or write to a topic of its own"
         )
     try:
@@ -122,10 +122,9 @@ def refuse_taken(client: Client, topic: str, query: str) -> None:
         kept = "state and results" if holds_progress(newest) else "output"
         raise TopicTaken(
             f"query {query} is new (its checkpoint is empty), but topic {topic!r} holds the {kept} of query "
-            f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If that is this query's former self, "
-            f"whose checkpoint was lost, rebuild the checkpoint: {rebuild_command(newest.query)}; otherwise write to "
-            "a new topic, or delete this one; or, if both queries shall write here, set the option 'allowOtherQueries' "
-            "to true"
+            f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If this is the same query with a "
+            f"lost checkpoint, rebuild the checkpoint: {rebuild_command(newest.query)}. Otherwise write to a new "
+            "topic, or delete this one; or, if both queries may write here, set the option 'allowOtherQueries' to true"
         )
 
 

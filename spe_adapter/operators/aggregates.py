@@ -60,14 +60,14 @@ class Aggregate(Operator):
 
     def __init__(self, window: Window, /, **aggregations: Aggregation) -> None:
         if not aggregations:
-            raise InvalidConfig("an Aggregate without aggregates; name at least one: Aggregate(window, n=count())")
+            raise InvalidConfig("an Aggregate without aggregates; give at least one: Aggregate(window, n=count())")
         self._window = window
         self._aggregations: Mapping[str, Aggregation] = aggregations
         if isinstance(window, Session):
             lacking = [name for name, one in aggregations.items() if not one.merges]
             if lacking:
                 raise InvalidConfig(
-                    f"sessions grow together, which {', '.join(lacking)} cannot: give it a method merge"
+                    f"sessions are merged, which {', '.join(lacking)} cannot do: give it a method merge"
                 )
         if isinstance(window, Sliding | Session):
             self.event_time = window.time

@@ -63,7 +63,7 @@ class Chain(Operator):
         for link in links[1:]:
             if len(link.inputs()) > 1 or link.prepare.__func__ is not Operator.prepare:  # type: ignore[attr-defined]
                 raise InvalidConfig(
-                    f"{link.name} cannot come behind another operator: joins come first in a Chain, and steps behind "
+                    f"{link.name} cannot come after another operator: joins come first in a Chain, and steps after "
                     "the link whose results they change"
                 )
         self.links = links

@@ -42,9 +42,7 @@ def output_schema(keys: list[pa.Field], operator: pa.Schema) -> pa.Schema:
     schema = operator if given else pa.schema([*keys, *operator])
     for field in schema:
         if len(schema.get_all_field_indices(field.name)) > 1:
-            raise SchemaRefused(
-                f"output column {field.name!r} is there twice; the key's columns are part of the output"
-            )
+            raise SchemaRefused(f"output column {field.name!r} exists twice; the key columns are part of the output")
     if not is_raw(operator):
         check_supported(schema, "output column")
     return schema

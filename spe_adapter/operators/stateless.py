@@ -130,7 +130,7 @@ class Pipeline(Operator):
         places = [place for place, step in enumerate(steps) if isinstance(step, Operator)]
         if len(places) > 1:
             raise InvalidConfig(
-                "a Pipeline holds one stateful operator at most; send its results through a topic to the next"
+                "a Pipeline has at most one stateful operator; send its results to the next one through a topic"
             )
         middle = places[0] if places else len(steps)
         self._before: Sequence[Any] = steps[:middle]

@@ -79,7 +79,7 @@ class Sliding:
         if self.mode not in MODES:
             raise InvalidConfig(f"windows in mode {self.mode!r}; it is {' or '.join(MODES)}")
         if self.length_us <= 0 or self.slide_us <= 0:
-            raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; both must be longer than nothing")
+            raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; both must be longer than 0")
         if self.slide_us > self.length_us:
             raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; rows between windows would be lost")
         if abs(duration_us(self.start)) >= self.slide_us:
@@ -205,7 +205,7 @@ class Session:
     def __post_init__(self) -> None:
         """Check. Raises InvalidConfig."""
         if self.gap_us <= 0:
-            raise InvalidConfig(f"sessions with a gap of {self.gap!r}; it must be longer than nothing")
+            raise InvalidConfig(f"sessions with a gap of {self.gap!r}; it must be longer than 0")
         if self.delay_ms < 0:
             raise InvalidConfig(f"a delay of {self.delay!r}; it must not be negative")
 

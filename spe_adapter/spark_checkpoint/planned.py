@@ -8,7 +8,7 @@ numbers again with other input.
 Invariants:
 * Two plans have the same input if they agree in the batch, in the offsets of its begin and its end, and, for a source
   that numbers its lists of files, in these lists. Spark's times and settings do not matter.
-* Offsets are compared as JSON values; a line that is no JSON is compared as text.
+* Offsets are compared as JSON values; a line that is not JSON is compared as text.
 * A note is not trusted: any client of the log may write one. So the names of sources' files, which become paths when a
   checkpoint is rebuilt, must match a pattern.
 * Notes are bounded: of offsets longer than MAX_OFFSETS_CHARACTERS only the digest is noted. A digest can be compared,
@@ -187,7 +187,7 @@ def _parts(text: str) -> tuple[str, str, list[str]]:
 
 
 def _value(line: str) -> Any:
-    """The JSON value of a line; the line itself if it is no JSON."""
+    """The JSON value of a line; the line itself if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -210,15 +210,15 @@ def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
     """The problem with a repeated batch that the log already has; None if its input is the same."""
     if noted is None:
         return (
-            f"batch {planned.batch} comes again, and the log does not say what its input was: it was written by a "
-            "version of Cairn that did not note it"
+            f"batch {planned.batch} comes again, and the log does not record its input: a version of Cairn that did "
+            "not record inputs wrote it"
         )
     if planned.is_same_input(noted):
         return None
     if (planned.start, planned.end) == (noted.start, noted.end):
-        where = "with the same offsets, but they count other lists of files"
+        where = "with the same offsets, but for different lists of files"
     elif planned.start != noted.start:
-        where = f"from other offsets on, up to {planned.said()}; the log has it up to {noted.said()}"
+        where = f"from different offsets, up to {planned.said()}; the log has it up to {noted.said()}"
     else:
         where = f"up to {planned.said()}; the log has it up to {noted.said()}"
     return f"Spark's checkpoint has lost batch {noted.batch}, which is committed, and plans it again: {where}"
@@ -232,16 +232,16 @@ def following_problem(noted: Planned | None, planned: Planned) -> str | None:
         return None
     return (
         f"batch {planned.batch} of Spark's checkpoint does not begin where batch {noted.batch} ended in the log, at "
-        f"{noted.said()}: the checkpoint is another query's, or it went another way since batch {noted.batch}"
+        f"{noted.said()}: the checkpoint is another query's, or it has diverged since batch {noted.batch}"
     )
 
 
 def way_out(query: str) -> str:
     """The advice for a checkpoint that contradicts the log."""
     return (
-        f"nothing was written. Have the checkpoint say what the log says: {rebuild_command(query)}, then start the "
-        "query again; or bring back the checkpoint that belongs to it. To go on with this checkpoint, whatever input "
-        "is lost or comes twice by it, set the option 'changedCheckpoint' to 'accept'"
+        f"nothing was written. Rebuild the checkpoint from the log ({rebuild_command(query)}) and start the query "
+        "again, or restore the checkpoint that belongs to the query. To continue with this checkpoint, even if input "
+        "is lost or read twice, set the option 'changedCheckpoint' to 'accept'"
     )
 
 

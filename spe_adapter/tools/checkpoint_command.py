@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn checkpoint`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser(
-        "show", help="the queries that wrote into a topic, newest first, and how far each has read"
+        "show", help="list the queries that wrote to a topic, newest first, with their input positions"
     )
     show.add_argument("topic", help="the queries' output topic")
-    again = actions.add_parser("rebuild", help="have a stopped query's checkpoint say what the log says")
-    again.add_argument("directory", type=Path, help="the checkpoint, on this machine; it may be empty or missing")
+    again = actions.add_parser("rebuild", help="rebuild the checkpoint of a stopped query from the log")
+    again.add_argument("directory", type=Path, help="checkpoint directory on this machine; may be empty or missing")
     again.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     for action in (show, again):
         add_server_arguments(action)
@@ -67,7 +67,7 @@ def _show(client: Client, topic: str) -> None:
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
         print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")
     if not newest:
-        print(f"no query has written epochs into {topic}")
+        print(f"no query has written epochs to {topic}")
 
 
 def _ends(client: Client, topic: str) -> Iterator[End]:
@@ -80,13 +80,13 @@ def _read_up_to(positions: str) -> str:
     planned: Planned | None = None
     with suppress(CorruptBatch):  # a query that is not Cairn's may note anything
         planned = planned_of_positions(positions)
-    return "its input is not noted" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
+    return "input positions not recorded" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
 
 
 def _rebuild(client: Client, directory: Path, query: str) -> None:
     planned = planned_in_log(client, query)
     done = rebuild(directory, query, planned)
-    print(f"{query} goes on behind batch {done.batch}, at {planned.said()}")
-    print(f"written in {directory}: {', '.join(done.written) or 'nothing, it says so already'}")
+    print(f"{query} will continue after batch {done.batch}, at {planned.said()}")
+    print(f"written in {directory}: {', '.join(done.written) or 'nothing, already up to date'}")
     if done.replaced:
         print(f"moved to {directory}/replaced: {', '.join(done.replaced)}")

@@ -50,26 +50,26 @@ MAX_HOSTS: Final = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn checkpoints`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    every = actions.add_parser("list", help="all checkpoints: of which epoch, how large, complete or not")
-    show = actions.add_parser("show", help="one checkpoint with its files, and the hosts that load it best")
-    show.add_argument("checkpoint", help="UNIT-SEQ as `list` names it, or a unit: its newest complete checkpoint")
-    verify = actions.add_parser("verify", help="read every file of complete checkpoints and check every byte")
-    again = actions.add_parser("register", help="tell a coordinator of the complete checkpoints that a sink has")
-    remove = actions.add_parser("remove", help="remove all checkpoints of a query that is gone, with their entries")
-    remove.add_argument("query", help="the query's id, as `list --json` names it")
+    every = actions.add_parser("list", help="list all checkpoints with epoch, size and state")
+    show = actions.add_parser("show", help="show one checkpoint with its files, and the hosts that load it fastest")
+    show.add_argument("checkpoint", help="UNIT-SEQ as `list` shows it, or a unit: its newest complete checkpoint")
+    verify = actions.add_parser("verify", help="read and check every byte of the complete checkpoints")
+    again = actions.add_parser("register", help="register a sink's complete checkpoints with a coordinator")
+    remove = actions.add_parser("remove", help="remove all checkpoints of a deleted query, with their registry entries")
+    remove.add_argument("query", help="the query's id, as `list --json` shows it")
     add_server_arguments(remove)  # of the sidecar, which knows whether the query may come back
-    remove.add_argument("--force", action="store_true", help="ask no sidecar: the query will not come back")
+    remove.add_argument("--force", action="store_true", help="do not ask a sidecar whether the query may come back")
     for action in (every, verify, again):
-        action.add_argument("--unit", help="only this unit: its name as in paths, QUERY.PARTITION, or a query's id")
+        action.add_argument("--unit", help="only this unit (its name as in paths, QUERY.PARTITION) or this query's id")
     for action in (every, show, verify, again, remove):
-        action.add_argument("--sink", help="where they are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
-        action.add_argument("--user", default="cairn", help="HDFS's user (default: %(default)s)")
+        action.add_argument("--sink", help="where the checkpoints are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
+        action.add_argument("--user", default="cairn", help="HDFS user (default: %(default)s)")
         action.add_argument(
             "--coordinator", metavar="URL[,URL]", help="the coordinator with the registry, http://HOST:PORT"
         )
-        action.add_argument("--token-file", default="", help="the file with the coordinator's token")
-        action.add_argument("--ca-file", default="", help="authorities of the coordinator's certificate, PEM")
-        action.add_argument("--certificate-file", default="", help="certificate and key to show the coordinator, PEM")
+        action.add_argument("--token-file", default="", help="file with the coordinator's token")
+        action.add_argument("--ca-file", default="", help="PEM file with the CAs of the coordinator's certificate")
+        action.add_argument("--certificate-file", default="", help="PEM file with the client certificate and key")
         action.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -95,8 +95,8 @@ def main(arguments: argparse.Namespace) -> int:
                 )
             if sink is not None and not sink.is_there():
                 print(
-                    f"cairn checkpoints {arguments.action}: --sink {arguments.sink} names no directory; write the URL "
-                    "as in the query's option 'checkpoints', whose first checkpoint makes the directory",
+                    f"cairn checkpoints {arguments.action}: --sink {arguments.sink} names no directory; give the same "
+                    "URL as the query's option 'checkpoints' (the first checkpoint creates the directory)",
                     file=sys.stderr,
                 )
                 return EXIT_FAILED
@@ -274,14 +274,14 @@ def _is_gone(arguments: argparse.Namespace) -> bool:
     except CommandConfigUnusable:
         raise
     except CairnError as error:
-        why = f"whether query {arguments.query} may come back is not known ({error}); name its sidecar with --servers"
+        why = f"whether query {arguments.query} may come back is unknown ({error}); name its sidecar with --servers"
     else:
         if not readers:
             return True
         names = ", ".join(f"{found.names[0]} ({found.idle_ms / 1000:.0f} s ago)" for found in readers[:MAX_HOSTS])
         why = (
-            f"query {arguments.query} may come back and need them: records are held for it, acknowledged last by "
-            f"{names}. Stop the query and let go of its log (cairn readers remove {readers[0].names[0]})"
+            f"query {arguments.query} may come back and need them: records are still held for it, acknowledged last by "
+            f"{names}. Stop the query and release its log (cairn readers remove {readers[0].names[0]})"
         )
     print(f"cairn checkpoints remove: {why}, or give --force", file=sys.stderr)
     return False

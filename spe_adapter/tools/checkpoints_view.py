@@ -142,7 +142,7 @@ def _judged(found: Sequence[ListedCheckpoint]) -> list[ListedCheckpoint]:
         if missing and one.name in needed:
             judged.append(replace(one, state=KEPT_FOR_NEWER))
         elif missing:
-            judged.append(replace(one, state=DAMAGED, problem=f"it builds on {missing[0]}, which is not there"))
+            judged.append(replace(one, state=DAMAGED, problem=f"it builds on {missing[0]}, which does not exist"))
         else:
             judged.append(one)
     return judged

@@ -142,13 +142,13 @@ def _origin(
     planned = at.progress.planned
     if planned is None or planned.offsets is None:
         raise ForkRefused(
-            f"query {query}: the log of topic {topic!r} does not say what the input of epoch {at.epoch} was, so no "
+            f"query {query}: the log of topic {topic!r} does not record the input of epoch {at.epoch}, so no "
             "checkpoint can be made of it (the continuous runner has none; a list of offsets may be too long to be "
             "noted)"
         )
     if planned.files:
         raise ForkRefused(
-            f"query {query} reads files, and which of them it has taken stands in its own checkpoint alone: a query "
+            f"query {query} reads files, and the list of files it has read is only in its own checkpoint: a query "
             "over files cannot be forked"
         )
     return _Origin(topic, query, at, planned, checkpoints)
@@ -175,7 +175,7 @@ def _is_made(client: Client, to: str, fresh: str, new_epoch: int, origin: _Origi
     ends = client.offsets(dict.fromkeys((TopicPartition(to, partition) for partition in info.partitions), LATEST))
     used = [str(stream) for stream, found in ends.items() if found.offset]
     if used:
-        raise ForkRefused(f"topic {to!r} is not empty ({', '.join(used)} has records); a fork begins in a new topic")
+        raise ForkRefused(f"topic {to!r} is not empty ({', '.join(used)} has records); a fork starts in a new topic")
     return False
 
 
@@ -183,7 +183,7 @@ def _check_directory(root: Path, fresh: str) -> None:
     owner = query_of(LocalCheckpoint(root))
     if owner != fresh and root.is_dir() and any(root.iterdir()):
         whose = "is not empty" if owner is None else f"is the checkpoint of query {owner}"
-        raise ForkRefused(f"{root} {whose}; a fork begins with a new checkpoint")
+        raise ForkRefused(f"{root} {whose}; a fork starts with a new checkpoint")
 
 
 # ---- the new query's first epoch

@@ -55,14 +55,14 @@ def planned_in_log(client: Client, query: str) -> Planned:
     known = describe(client, query)
     if known.last_epoch is None:
         raise CheckpointRefused(
-            f"query {query} has committed nothing at {client.where}: there is nothing to make a checkpoint of; "
+            f"query {query} has committed nothing at {client.where}, so no checkpoint can be built; "
             "`cairn checkpoint show TOPIC` lists the queries that wrote into a topic"
         )
     planned = planned_of_positions(known.positions)
     if planned is None:
         raise CheckpointRefused(
-            f"query {query}: the log does not say what the input of its last epoch, {known.last_epoch}, was: it was "
-            "written by a version of Cairn that did not note it, or Spark's checkpoint could not be read then (see "
+            f"query {query}: the log does not record the input of its last epoch, {known.last_epoch}: it was "
+            "written by a version of Cairn that did not record it, or Spark's checkpoint could not be read then (see "
             'docs/spark.md, "When the checkpoint and the log differ")'
         )
     return planned
@@ -94,7 +94,7 @@ def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
         )
     if planned.offsets is None:
         raise CheckpointRefused(
-            f"query {query}: the offsets of batch {planned.batch} were too long to be noted in the log; bring back a "
+            f"query {query}: the offsets of batch {planned.batch} were too long to be recorded in the log; restore a "
             "copy of its checkpoint"
         )
     _check_file_lists(checkpoint, planned, query)
@@ -162,8 +162,8 @@ def _check_file_lists(checkpoint: LocalCheckpoint, planned: Planned, query: str)
     if any(text is None for text in texts) or (texts and lists_digest([text or "" for text in texts]) != planned.files):
         names = ", ".join(f"{SOURCES}/{source}/{number}" for source, number in lists)
         raise CheckpointRefused(
-            f"query {query} reads files, and which of them it has taken stands in its checkpoint alone: {names} in "
-            f"{checkpoint.root} is missing or lists other files than batch {planned.batch} had. Bring back a copy of "
+            f"query {query} reads files, and the list of files it has read is only in its checkpoint: {names} in "
+            f"{checkpoint.root} is missing or lists other files than batch {planned.batch} had. Restore a copy of "
             "the checkpoint that has it"
         )
 

@@ -82,9 +82,7 @@ def reset(
     newer = [] if directory is None else _newer_files(directory, batch)
     with connect(sink, host.network) as client:
         if describe(client, query).last_epoch is None:
-            raise ResetRefused(
-                f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
-            )
+            raise ResetRefused(f"query {query} is not known at {client.where}; its id is in the checkpoint's metadata")
         newest, end = _find(client, parsed.topic, query, batch)
         progress = EndPositions.from_json(end.positions)
         held = None if parsed.allow_trimming else _needed(client, parsed.topic, query, end.epoch, progress.partitions)
@@ -128,7 +126,7 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
                     f"query {query}: batch {batch} is not in topic {topic!r}, the newest there is {progress.batch}"
                 )
     raise ResetRefused(
-        f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
+        f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any longer); choose a newer one"
     )
 
 
@@ -166,7 +164,7 @@ def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
         if not (checkpoint / name / str(batch)).is_file():
             raise ResetRefused(
                 f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 "
-                "batches unless spark.sql.streaming.minBatchesToRetain says more"
+                "batches unless spark.sql.streaming.minBatchesToRetain is larger"
             )
     found: list[tuple[int, Path]] = []
     for directory in (checkpoint / OFFSETS, checkpoint / COMMITS, *sorted((checkpoint / SOURCES).glob("*"))):

@@ -28,27 +28,27 @@ from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn state`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = actions.add_parser("show", help="a query's open windows, positions and extent, from the log")
+    show = actions.add_parser("show", help="show a query's open windows, positions and extent, from the log")
     _add_topic(show)
     show.add_argument("--query", help="only this query (default: every query whose state is in the topic)")
     show.add_argument("--partition", type=int, help="only this partition")
-    show.add_argument("--batch", type=int, help="as of the end of this batch of Spark's, if the log still holds it")
+    show.add_argument("--batch", type=int, help="as of the end of this Spark batch, if the log still has it")
     show.add_argument("--windows", type=int, default=0, metavar="N", help="list N open windows of each partition")
     show.add_argument("--json", action="store_true", help="one JSON object per query and partition")
     _add_checkpoints(show)
-    memory = actions.add_parser("memory", help="what queries hold in this host's shared memory")
+    memory = actions.add_parser("memory", help="show the shared memory that queries use on this host")
     memory.add_argument("--directory", type=Path, default=default_root(), help="default: %(default)s")
-    back = actions.add_parser("reset", help="let a stopped query go on from an earlier batch")
+    back = actions.add_parser("reset", help="set a stopped query back to an earlier batch")
     _add_topic(back)
     back.add_argument("--query", required=True, help="the query's id, as `show` lists it")
-    back.add_argument("--batch", type=int, required=True, help="the last batch that shall count")
+    back.add_argument("--batch", type=int, required=True, help="the last batch to keep")
     back.add_argument("--checkpoint", type=Path, help="the query's local checkpoint: newer batches are removed from it")
     _add_checkpoints(back)
-    branch = actions.add_parser("fork", help="begin a new query with a query's state and position in its input")
+    branch = actions.add_parser("fork", help="start a new query from another query's state and input positions")
     _add_topic(branch)
     branch.add_argument("--query", help="the query's id, as `show` lists it (default: the only one in the topic)")
     moment = branch.add_mutually_exclusive_group()
-    moment.add_argument("--batch", type=int, help="as of the end of this batch of Spark's (default: the newest)")
+    moment.add_argument("--batch", type=int, help="as of the end of this Spark batch (default: the newest)")
     moment.add_argument("--epoch", type=int, help="as of this epoch of the log")
     branch.add_argument("--to", required=True, metavar="NEW", help="the new query's topic, which is created")
     branch.add_argument("--checkpoint", type=Path, required=True, help="the new query's checkpoint, a new directory")
@@ -64,9 +64,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoints",
         metavar="URL",
-        help="where the query's checkpoints are, for a log that begins behind one",
+        help="where the query's checkpoints are, if the log starts after one",
     )
-    parser.add_argument("--checkpoint-user", metavar="USER", help="HDFS's user (default: cairn)")
+    parser.add_argument("--checkpoint-user", metavar="USER", help="HDFS user (default: cairn)")
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, str]:
@@ -188,7 +188,7 @@ def _fork(arguments: argparse.Namespace) -> None:
         checkpoint=arguments.checkpoint, options=_options(arguments), network=ToldNetwork(SINK_LIMIT_S),
     )  # fmt: skip
     print(
-        f"query {made.query} begins in {arguments.to} with the {made.windows} windows of batch {made.batch} (epoch "
+        f"query {made.query} starts in {arguments.to} with the {made.windows} windows of batch {made.batch} (epoch "
         f"{made.epoch}); start it with topic={arguments.to!r} and checkpointLocation={str(arguments.checkpoint)!r}"
     )
 
@@ -199,13 +199,13 @@ def _reset(arguments: argparse.Namespace) -> None:
         options=_options(arguments), network=ToldNetwork(SINK_LIMIT_S),
     )  # fmt: skip
     print(
-        f"{arguments.query} goes on behind batch {done.batch}, epoch {done.epoch} of the log; epoch "
-        f"{done.reset_epoch} says so"
+        f"{arguments.query} will continue after batch {done.batch}, epoch {done.epoch} of the log; epoch "
+        f"{done.reset_epoch} records the reset"
     )
     if arguments.checkpoint is not None:
         print(f"removed from {arguments.checkpoint}: {', '.join(done.files) or 'nothing'}")
     else:
         print(
-            f"remove every file with a number above {done.batch} from the directories offsets and commits of its "
-            "checkpoint before you start it again"
+            f"before you start the query again, remove every file with a number above {done.batch} from the "
+            "directories offsets and commits of its checkpoint"
         )

@@ -301,7 +301,7 @@ async def test_what_has_no_effect_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
-    """An entry that is no quota, or no ACL, stops the start with its key."""
+    """An entry that is not a quota, or no ACL, stops the start with its key."""
     for key in ('quota/{"host":"x"}', "quota/[]", "acl/[2]", "acl/no"):
         root = tmp_path / str(abs(hash(key)))
         root.mkdir()

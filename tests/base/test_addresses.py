@@ -15,7 +15,7 @@ def test_a_default_port_stands_for_a_missing_port() -> None:
         "", ":5", "h:", "h:x", "h:70000", "[]:4", "a:b:c", "h:80:90", "::1:9092", "fe80::1:9092", "[::1]x:80", "[::1",
         "::1]", "[::1]]:4",
     ):  # fmt: skip
-        with pytest.raises(AddressError, match="is no address"):
+        with pytest.raises(AddressError, match="is not an address"):
             parse_address(bad, 5)
 
 

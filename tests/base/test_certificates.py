@@ -22,7 +22,7 @@ def test_an_end_is_reported_once_before_and_once_behind_it() -> None:
         noticed = note_expiry(END_MS, now_ms, noticed, reports)
     assert reports.names() == [CERTIFICATE_EXPIRES.name] * 2
     assert [fields["effect"] for fields in reports.of(CERTIFICATE_EXPIRES)] == [
-        "clients will refuse it from then on",
+        "clients will refuse it from that time on",
         "clients refuse it",
     ]
 

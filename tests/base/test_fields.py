@@ -55,7 +55,7 @@ def test_values_are_taken(kind: Type, value: object, expected: object) -> None:
         (Number(0, 5), None, "f", "f=None: must be a number from 0 to 5, not null"),
         (Boolean(), 0, "f", "f=0: must be true or false, not a whole number"),
         (String(3), "abcd", "f", "f='abcd': must have from 1 to 3 characters"),
-        (String(), "a\u202eb", "f", "f='a\\u202eb': must have no control characters and no invisible ones"),
+        (String(), "a\u202eb", "f", "f='a\\u202eb': must not have control characters or invisible characters"),
         (String(choices=("left", "right")), "lift", "f", "f='lift': must be one of left, right (did you mean 'left'?)"),
         (ListOf(Integer(0, 5)), [1, 6], "f[1]", "f[1]=6: must be a whole number from 0 to 5"),
         (ListOf(Integer(), 1), [1, 6], "f", "f: 2 entries; at most 1 are taken"),

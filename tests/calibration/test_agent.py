@@ -264,10 +264,13 @@ async def test_a_proof_fits_one_request(tmp_path: Path) -> None:
         ({"do": "send", "to": [], "seconds": 1}, "to=[]"),
         ({"do": "send", "to": ["127.0.0.1:1"] * 5, "seconds": 1}, "to: 5 entries; at most 4"),
         ({"do": "send", "to": ["127.0.0.1:1"] * 3, "streams": 2, "seconds": 1, "warm_up_s": 0}, "at most 4 in all"),
-        ({"do": "send", "to": ["127.0.0.1:99999"], "seconds": 1}, "'127.0.0.1:99999' is no address"),
-        ({"do": "send", "to": ["\ud800:1"], "seconds": 0.1, "warm_up_s": 0}, "to[0]='\\ud800:1': must have no control"),
+        ({"do": "send", "to": ["127.0.0.1:99999"], "seconds": 1}, "'127.0.0.1:99999' is not an address"),
+        (
+            {"do": "send", "to": ["\ud800:1"], "seconds": 0.1, "warm_up_s": 0},
+            "to[0]='\\ud800:1': must not have control",
+        ),
         ({"do": "send", "to": ["a" * 300 + ":1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
-        ({"do": "send", "to": ["a\0b:1"], "seconds": 0.1, "warm_up_s": 0}, "to[0]='a\\x00b:1': must have no control"),
+        ({"do": "send", "to": ["a\0b:1"], "seconds": 0.1, "warm_up_s": 0}, "to[0]='a\\x00b:1': must not have control"),
         ({"do": "send", "to": ["127.0.0.1:1"], "seconds": 0.1, "warm_up_s": 0}, "127.0.0.1:1: no agent there"),
     ],
 )

@@ -205,7 +205,7 @@ def test_the_managers_own_entries_are_the_tools(tmp_path: Path, url: str, capsys
         (("list", "--sink", "file:///no/such"), 1, "--sink file:///no/such names no directory"),
         (("verify", "--sink", "file:///etc/hostname/x"), 1, "names no directory"),
         (("verify", "--sink", "file:///etc/hostname"), 1, "names no directory"),
-        (("list", "--coordinator", "nowhere"), 1, "is no address of a coordinator"),
+        (("list", "--coordinator", "nowhere"), 1, "is not an address of a coordinator"),
         (("list", "--sink", "file:///c", "--coordinator", "http://h", "--token-file", "/no/t"), 1, "'/no/t'"),
     ],
 )
@@ -301,7 +301,7 @@ def test_checkpoints_of_a_query_that_may_come_back_stay(
         with monkeypatch.context() as hasty:
             hasty.setattr(checkpoints_command, "PATIENCE_S", 0.1)
             said = run(capsys, "remove", UNIT.query, *sink, "--servers", "127.0.0.1:1", fails=1)
-        assert "may come back is not known" in said
+        assert "may come back is unknown" in said
         assert left(root) == before
         found = objects(run(capsys, "remove", UNIT.query, *sink, "--servers", sidecar.address, "--json"))
         assert [one["checkpoint"] for one in found] == names(range(3, 0, -1))

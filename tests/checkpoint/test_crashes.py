@@ -321,7 +321,7 @@ def test_a_full_directory_is_said_so(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert outcome.state is CheckpointState.FAILED
-    assert "free some room" in outcome.error
+    assert "free some space" in outcome.error
     assert recovered(tmp_path) is None
     assert not os.listdir(tmp_path)
 

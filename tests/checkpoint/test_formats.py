@@ -93,7 +93,7 @@ def test_every_changed_bit_of_a_chunk_is_noticed(bits: int) -> None:
     for end in range(len(data)):
         with pytest.raises(CheckpointDamaged, match="file"):
             read(data[:end])
-    with pytest.raises(CheckpointDamaged, match="behind the last page"):
+    with pytest.raises(CheckpointDamaged, match="after the last page"):
         read(data + b"\0")
 
 

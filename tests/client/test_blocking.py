@@ -124,7 +124,7 @@ def test_a_server_that_ends_connections_is_not_said_to_be_away(client_of: Make) 
     whether it runs.
     """
     client, _ = client_of(hang_up, limit_s=5.0)
-    with pytest.raises(Unavailable, match=r"a server is there .* of this version or a newer one") as caught:
+    with pytest.raises(Unavailable, match=r"a server answers .* of this version or a newer one") as caught:
         client.topics()
     assert "running there" not in str(caught.value)
     client, _ = client_of(None, limit_s=5.0)

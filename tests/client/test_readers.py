@@ -166,7 +166,8 @@ def test_the_command_line(sidecar: Sidecar) -> None:
         assert cli(sidecar, "add", "a", TOPIC).stdout == "registered: a holds 2 streams\n"
         again = cli(sidecar, "add", "a", TOPIC)
         assert again.returncode == 1
-        assert again.stderr == ("cairn readers add: a is registered; --replace sets its streams and positions anew\n")
+        refusal = "cairn readers add: a is already registered; --replace changes its streams and positions\n"
+        assert again.stderr == refusal
         assert cli(sidecar, "add", "--replace", "a", TOPIC).stdout == "registered: a holds 2 streams\n"
         client.register_reader("empty", [])
         shown = cli(sidecar, "show", "empty").stdout

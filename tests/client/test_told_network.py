@@ -51,7 +51,7 @@ def test_an_address_where_nobody_answers_is_named_soon(address: Address, why: st
         client.topics()
     ((at_s, text),) = told
     assert at_s <= SILENT_S + 0.2
-    assert text == f"cairn: nobody answers at {address} ({why}); trying for 60 s in all"
+    assert text == f"cairn: no answer from {address} ({why}); retrying for 60 s in all"
     assert network.now_s >= LIMIT_S - 1
     assert network.now_s <= LIMIT_S + 1
 
@@ -80,5 +80,5 @@ def test_each_of_several_addresses_is_named() -> None:
     ):
         client.topics()
     assert {text.split(" (")[0] for text in told} == {
-        f"cairn: nobody answers at {REFUSING}", f"cairn: nobody answers at {SILENT}",
+        f"cairn: no answer from {REFUSING}", f"cairn: no answer from {SILENT}",
     }  # fmt: skip

@@ -170,7 +170,7 @@ def adopted(directory: Path, source: Path, *flags: str) -> Iterator[Cluster]:
         done = cairn(*adopt_words(cluster, source))
         assert done.status == 0, done.err
         again = cairn(*adopt_words(cluster, source))
-        assert (again.status, again.out.startswith("done before: start host a on ")) == (0, True), again.err
+        assert (again.status, again.out.startswith("already adopted: start host a on ")) == (0, True), again.err
         for host in cluster:
             host.begin()
         for host in cluster:
@@ -267,7 +267,10 @@ def test_a_sidecar_and_its_log_become_a_cluster_of_three(tmp_path: Path) -> None
             assert produce(client, numbered(LAST_SEQUENCE + 1), "gone") == LAST_SEQUENCE + 1
             stage(client, 4)
             commit(client, 4)
-    with pytest.raises(RuntimeError, match=r"adopted\.json: a cluster has the log"), Sidecar(source):
+    with (
+        pytest.raises(RuntimeError, match=r"adopted\.json: the log of this data directory was adopted"),
+        Sidecar(source),
+    ):
         pass
 
 

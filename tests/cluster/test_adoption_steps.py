@@ -70,7 +70,7 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
     assert listed.out.startswith("etl: SCRAM-SHA-"), listed.err
     refused = await trio.to_thread.run_sync(lambda: cairn(*words))
     assert refused.status
-    assert "Its users are those of the cluster: give --cluster URL" in refused.err
+    assert "Its users are now the cluster's: give --cluster URL" in refused.err
     note = json.loads((source / ADOPTED_FILE).read_text())
     cluster = json.loads(entries[schema.CLUSTER_KEY])
     assert note["cluster_id"] == cluster["cluster_id"]
@@ -82,7 +82,7 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
     attempt.metadata = tmp_path / "target.sqlite"
     other = Attempt(tmp_path, source, "other")
     other.metadata = attempt.metadata
-    assert f"adopted before: adopted.json says by cluster {cluster['cluster_id']}, as its host 'a'" in (
+    assert f"adopted before (adopted.json), by cluster {cluster['cluster_id']}, as its host 'a'" in (
         await other.refused()
     )
     assert not list(other.target.iterdir())
@@ -310,7 +310,7 @@ async def test_an_epoch_that_is_not_in_all_streams(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("topic", "config", "why"),
     [
-        ("__cairn_groups", {}, "the name of a topic of the cluster's own"),
+        ("__cairn_groups", {}, "the name of a cluster's internal topic"),
         ("strict", {"min.insync.replicas": "4"}, "min.insync.replicas=4, more than 3 copies"),
     ],
 )
@@ -379,10 +379,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     url = f"sqlite:{tmp_path / 'm.sqlite'}"
     words = ["adopt", str(tmp_path / "empty"), "--cluster", url, "--host-name", "a", "--into"]
-    assert "is no data directory" in cairn(*words, str(tmp_path / "new")).err
+    assert "is not a sidecar's data directory" in cairn(*words, str(tmp_path / "new")).err
     trio.run(fill, tmp_path / "source")
     words[1] = str(tmp_path / "source")
-    assert "and none within the other" in cairn(*words, str(tmp_path / "source" / "new")).err
+    assert "neither may contain the other" in cairn(*words, str(tmp_path / "source" / "new")).err
     assert cairn(*words, str(tmp_path / "new"), "--replication-factor", "6").status == 2
     done = cairn(*words, str(tmp_path / "new"), "--json")
     assert (done.status, done.json["topics"], done.json["was_done"]) == (0, 3, False), done.err

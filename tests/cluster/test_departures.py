@@ -257,7 +257,7 @@ def test_a_host_that_is_back_while_it_is_removed(at: int) -> None:
         assert interrupted.has_happened
         assert disk in await disks(cluster)
         is_said = (await cluster.hosts["c"].store.get(schema.leaving_key("a"))).entry is not None
-        assert ("`cairn hosts undrain a` takes it back" in str(refused.value)) == is_said == (at == 5)
+        assert ("`cairn hosts undrain a` cancels that" in str(refused.value)) == is_said == (at == 5)
         await asked.undrain("a")
         await cluster.kill("a")
         await cluster.start("a")
@@ -402,7 +402,7 @@ def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:
         await cluster.kill("a")
         await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
         assert await asked.remove("a") == 0
-        with pytest.raises(UnknownHost, match="there is no host 'x': no disk and no chunk is its; alive are b, c"):
+        with pytest.raises(UnknownHost, match="there is no host 'x': it has no disk and no chunk; alive are b, c"):
             await asked.remove("x")
         assert not view.leaving
         assert len(await disks(cluster)) == 2
@@ -454,7 +454,7 @@ def test_the_last_two_hosts_are_not_drained_at_once() -> None:
             await said(cluster, "a").drain("b")
 
         asked, interrupted = await asked_late(cluster, "b", 2, other)
-        with pytest.raises(HostStays, match="nobody to give its chunks to"):
+        with pytest.raises(HostStays, match="no other host to move its chunks to"):
             await asked.drain("a")
         assert interrupted.has_happened
         await cluster.until(lambda: set(cluster.hosts["a"].view.leaving) == {"b"})
@@ -521,13 +521,13 @@ def test_the_last_host_is_not_drained() -> None:
 
     async def test(cluster: MemoryCluster) -> None:
         await said(cluster, "a").drain("b")
-        with pytest.raises(HostStays, match="nobody to give its chunks to: start another host first"):
+        with pytest.raises(HostStays, match="no other host to move its chunks to: start another host first"):
             await said(cluster, "a").drain("a")
         for act in (said(cluster, "a").drain, said(cluster, "a").remove):
-            with pytest.raises(UnknownHost, match="there is no host 'x': no disk and no chunk is its; alive are a, b"):
+            with pytest.raises(UnknownHost, match="there is no host 'x': it has no disk and no chunk; alive are a, b"):
                 await act("x")
         assert (await cluster.hosts["a"].store.get(schema.leaving_key("x"))).entry is None
-        with pytest.raises(UnknownHost, match="host 'x' is not alive, and nobody drains or removes it"):
+        with pytest.raises(UnknownHost, match="host 'x' is not alive, and is not being drained or removed"):
             await said(cluster, "a").undrain("x")
 
     simulated(test, "a", "b")

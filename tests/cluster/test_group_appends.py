@@ -398,7 +398,7 @@ async def test_streams_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> Non
         host.appends.stream(TOPIC_ID, 1)
     with pytest.raises(UnknownTopicOrPartition):
         host.appends.stream(TOPIC_ID.replace("1", "2"), 0)
-    with pytest.raises(MalformedRequest, match="'orders' is no id"):
+    with pytest.raises(MalformedRequest, match="'orders' is not an id"):
         host.appends.stream("orders", 0)
     monkeypatch.setattr(group_appends, "MAX_FORGOTTEN", 0)
     await host.lead()

@@ -237,7 +237,7 @@ def test_a_disk_whose_host_was_removed() -> None:
         disk = SimDisk()
         once = await start(service, disk, seed=4)
         await committed(service.store("x"), changing(Delete(schema.disk_key(once.label.disk))))
-        with pytest.raises(DiskRefused, match="has been in use, and the metadata store does not know it"):
+        with pytest.raises(DiskRefused, match="has been in use, but the metadata store does not know it"):
             await start(service, disk, seed=5)
 
     with_metadata(test)

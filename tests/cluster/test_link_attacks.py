@@ -115,7 +115,7 @@ async def test_strangers_have_little_time() -> None:
         assert await is_ended(silent)
         assert await is_ended(slow)
         await a.seen.until(lambda: len(a.seen.events) == 2)
-        assert {str(fields["why"]) for _, fields in a.seen.events} == {"it did not say within 0.2 s who it is"}
+        assert {str(fields["why"]) for _, fields in a.seen.events} == {"it did not identify itself within 0.2 s"}
 
 
 BAD_MEMBER = AppendDone("t/0", 3, Member("b", "disk-b"), Prefix(0, 0, 0))
@@ -244,7 +244,7 @@ async def test_a_listener_that_talks() -> None:
         a.links.set_peers({"raw": peer})
         stream = await accepted.receive()
         await stream.send_all(b"x")
-        assert (await a.seen.event("peer_lost"))["why"] == "it sent what it must not"
+        assert (await a.seen.event("peer_lost"))["why"] == "it violated the protocol"
 
 
 async def test_another_host_at_the_address() -> None:

@@ -135,7 +135,7 @@ async def test_plain_links_are_for_loopback() -> None:
         await a.links.serve(Address("0.0.0.0", 0))
     async with linked(a):
         a.links.set_peers({"b": NOWHERE._replace(address=Address("192.0.2.1", 9100))})
-        assert "192.0.2.1:9100 is no loopback address" in str((await a.seen.event("peer_not_reached"))["why"])
+        assert "192.0.2.1:9100 is not a loopback address" in str((await a.seen.event("peer_not_reached"))["why"])
 
 
 async def test_certificates_that_change(tmp_path: Path, authority: trustme.CA) -> None:

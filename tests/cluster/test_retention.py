@@ -309,10 +309,10 @@ async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
         stream.crowded()
         at.front.append(b"1")
         at.clock.advance(round(CROWDED_S * 1000) + 100)
-        with pytest.raises(StorageFailed, match="has no room"):
+        with pytest.raises(StorageFailed, match="has no space"):
             at.front.append(b"2")
         at.owner.ack()
-        with pytest.raises(NotEnoughReplicas, match="a batch was refused for want of room just now"):
+        with pytest.raises(NotEnoughReplicas, match="an earlier batch was refused just now"):
             at.front.append(b"3")
         at.clock.advance(round(ON_THE_WAY_S * 1000))
         at.front.append(b"2")

@@ -109,11 +109,11 @@ def test_a_drain_that_cannot_end_says_what_it_lacks() -> None:
         assert {name: host.missing_hosts for name, host in hosts.items()} == {"a": 0, "b": 2, "c": 2}
         reply = await survey.hosts()
         assert progress(hosts["c"], reply).endswith(
-            "1 of the chunks have more copies than there are other hosts: start 2 other hosts; no host that stays is "
-            "in /z2, so copies will lie less far apart"
+            "1 of the chunks need more copies than there are other hosts: start 2 other hosts; no remaining host is "
+            "in /z2, so copies will spread over fewer fault domains"
         )
-        assert "no host that stays is in /z1/r2," in progress(hosts["b"], reply)
-        assert "stays" not in progress(replace(hosts["b"], rack="/z1/r1"), reply)
+        assert "no remaining host is in /z1/r2," in progress(hosts["b"], reply)
+        assert "remaining" not in progress(replace(hosts["b"], rack="/z1/r1"), reply)
         assert get_hosts(hosts_fields(reply)) == reply
 
     simulated(test, "a", "b", "c")

@@ -116,9 +116,9 @@ def test_cairn_alone_says_what_is_missing() -> None:
     alone = cairn()
     assert (alone.status, alone.out) == (2, "")
     assert alone.err.startswith("usage: cairn [-h] [--version] COMMAND ...\n")
-    assert "a COMMAND is missing; `cairn --help` lists them" in alone.err
+    assert "a COMMAND is missing; `cairn --help` lists the commands" in alone.err
     assert cairn("verify").err.startswith("usage: cairn verify [-h]")
-    assert cairn("--no-such").err == "cairn: unknown: --no-such; `cairn --help` lists what there is\n"
+    assert cairn("--no-such").err == "cairn: unknown: --no-such; `cairn --help` lists the options\n"
 
 
 def test_a_command_loads_its_own_room_only() -> None:

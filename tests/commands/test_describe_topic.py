@@ -54,4 +54,4 @@ def test_an_end_that_is_hidden_is_that_partitions_alone(capsys: pytest.CaptureFi
     assert [entry["offsets_error"] for entry in found] == [None, "LEADER_NOT_AVAILABLE", None]
     assert cluster.now_s == 0
     _print_unknown(found)
-    assert capsys.readouterr().out.startswith("partition 1: its latest offset is not known (LEADER_NOT_AVAILABLE).")
+    assert capsys.readouterr().out.startswith("partition 1: its latest offset is unknown (LEADER_NOT_AVAILABLE).")

@@ -79,7 +79,7 @@ def test_status_says_how_many_hosts_are_away() -> None:
     """A host whose fellows are away does not look like a sidecar alone, though nobody else is advertised."""
     alone, three = ["a:1"], ["a:1", "b:1", "c:1"]
     assert place(alone, None) == place(alone, ClusterGlance(1, 0, 0)) == "advertised as a:1"
-    assert place(alone, ClusterGlance(3, 2, 4)).startswith("one of 3 hosts, 2 of them away (cairn hosts says more)")
+    assert place(alone, ClusterGlance(3, 2, 4)).startswith("one of 3 hosts, 2 of them away (cairn hosts shows more)")
     assert place(three, ClusterGlance(3, 0, 0)) == "one of 3 hosts that are advertised as a:1, b:1, c:1"
 
 
@@ -226,10 +226,10 @@ def test_offsets_and_trim_agree_with_the_log(sidecar: Sidecar, client: Client) -
     by_time = ask(sidecar, "trim", "cut:0", "--before-time", "2023-11-14T22:13:22Z", "--yes", "--json").json
     assert by_time["trimmed"] == [{"partition": 0, "from": 0, "earliest": 2}]
     above = ask(sidecar, "trim", "cut:1", "--before", "7", "--yes")
-    assert (above.status, "above the end" in above.err) == (2, True)
+    assert (above.status, "beyond the end" in above.err) == (2, True)
     assert ask(sidecar, "trim", "cut", "--before", "latest", "--yes").status == 0
     assert [p["earliest"] for p in ask(sidecar, "offsets", "cut", "--json").json["partitions"]] == [6, 2]
-    assert "nothing before" in ask(sidecar, "trim", "cut:0", "--before", "6", "--yes").out
+    assert "no records before" in ask(sidecar, "trim", "cut:0", "--before", "6", "--yes").out
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "-5"])
@@ -328,7 +328,7 @@ def test_queries_show_names_and_topics_and_take_the_beginning_of_an_id(sidecar: 
     assert (found["query"], found["name"], found["topics"]) == ("3f2b-1", None, ["out-a"])
     several = ask(sidecar, "queries", "3f2b")
     assert several.status == 1
-    assert "'3f2b-1', '3f2b-10'; write more of it" in several.err
+    assert "'3f2b-1', '3f2b-10'; give more of the id" in several.err
     assert ask(sidecar, "queries", "").status == 1
     (line,) = [line for line in ask(sidecar, "queries").out.splitlines() if line.startswith("77aa")]
     assert line.split()[:4] == ["77aa", "clicks", "out-b", "1"]
@@ -354,4 +354,4 @@ def test_an_unknown_flag_is_named_with_its_command() -> None:
     """Status 2, and one line that names the flag and the help of the command that was meant."""
     refused = cairn("status", "--nowhere", "x")
     assert refused.status == 2
-    assert refused.err == "cairn status: unknown: --nowhere x; `cairn status --help` lists what there is\n"
+    assert refused.err == "cairn status: unknown: --nowhere x; `cairn status --help` lists the options\n"

@@ -75,7 +75,7 @@ def without_key(batch: pa.RecordBatch) -> pa.RecordBatch:
         ({"key": ("customer",)}, SchemaRefused, "'customer' is missing"),
         ({"sources": (TopicSource("in", (parse,)), TopicSource("other"))}, FragmentRefused, "same columns"),
         ({"sources": (TopicSource("in", (lambda batch: None,)),)}, FragmentRefused, "NoneType"),
-        ({"after": (without_key,)}, FragmentRefused, "lose key column 'k'"),
+        ({"after": (without_key,)}, FragmentRefused, "drop key column 'k'"),
     ],
 )
 def test_a_fragment_that_cannot_run_is_refused(
@@ -182,7 +182,7 @@ def test_a_source_that_lost_records_is_noticed() -> None:
     world.life.settle(world.life.store.delete_topic("in"))
     world.create("in")
     world.produce("in", batches(Random(3), 2, 40))
-    with pytest.raises(InputTrimmed, match="are gone"):
+    with pytest.raises(InputTrimmed, match="are lost"):
         recover(world, described)
 
 
@@ -227,7 +227,7 @@ def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
     core = Core(plan(described), FragmentInstance(0, 8, "run"), NoChecks(), lambda: 0.0)
     core.begin([0])
     keys = [b"key-%d" % number for number in range(30)]
-    with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8; have the producer use"):
+    with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8; let the producer use"):
         core.process(RecordRun(0, len(keys)), _keyed(keys))
     mine = [key for key in keys if zlib.crc32(key) % 8 == 0]
     assert mine

@@ -144,7 +144,7 @@ def conforms(value: object, schema: Mapping[str, Any], document: Mapping[str, An
     }  # fmt: skip
     kind = schema["type"]
     if not isinstance(value, kinds[kind]) or (kind in ("integer", "number") and isinstance(value, bool)):
-        return [f"{where}: {value!r} is no {kind}"]
+        return [f"{where}: {value!r} is not a {kind}"]
     if isinstance(value, dict):
         return _object(value, schema, document, where)
     if isinstance(value, list):

@@ -141,7 +141,7 @@ def test_an_answer_that_is_no_checkpoint_is_named() -> None:
     with (
         stand_in(lambda path: Reply(value={"unit": "q"})) as url,
         CoordinatorClient(url) as client,
-        pytest.raises(NotUnderstood, match="is no checkpoint"),
+        pytest.raises(NotUnderstood, match="is not a checkpoint"),
     ):
         client.newest_checkpoint("q")
 

@@ -148,7 +148,7 @@ def test_the_command_refuses_to_be_open(tmp_path: Path, capsys: pytest.CaptureFi
     path, _ = topology_file(tmp_path)
     for flags, said in (
         (["--listen", "0.0.0.0:0"], "--insecure"),
-        (["--tls-cert", "x"], "go together"),
+        (["--tls-cert", "x"], "must be given together"),
         (["--tls-client-ca", "x"], "needs --tls-cert"),
         (["--topology", str(tmp_path / "x.toml")], "x.toml"),
         (["--finish-fraction", "2"], "finish_fraction"),

@@ -123,7 +123,7 @@ def test_a_network_that_is_no_tree_is_refused_at_once() -> None:
     """The planner of this network is made before any of its kind is run."""
     names = ["a", "b", "c"]
     links = [link for one, other in (("a", "b"), ("b", "c"), ("c", "a")) for link in both_ways(one, other, 1)]
-    with pytest.raises(TopologyError, match="is no tree"):
+    with pytest.raises(TopologyError, match="is not a tree"):
         make_planner("repaired", Topology([Server(f"{name}1", name) for name in names], links, switches=names))
 
 

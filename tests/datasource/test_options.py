@@ -61,7 +61,7 @@ def test_offsets_for_each_partition() -> None:
         ({}, True, "'kafka.bootstrap.servers' is missing"),
         ({"kafka.bootstrap.servers": "h:1"}, True, "exactly one of the options assign, subscribe, subscribePattern"),
         ({**BASE, "assign": '{"t":[0]}'}, True, "there are assign, subscribe"),
-        ({**BASE, "kafka.bootstrap.servers": "h:port"}, True, "'kafka.bootstrap.servers': 'h:port' is no address"),
+        ({**BASE, "kafka.bootstrap.servers": "h:port"}, True, "'kafka.bootstrap.servers': 'h:port' is not an address"),
         ({**BASE, "subscribe": " , "}, True, "'subscribe' names no topic"),
         ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, True, "no regular expression"),
         ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":["x"]}'}, True, "'assign'"),

@@ -214,7 +214,7 @@ def test_positions_of_another_client_say_nothing(
     Query(address, name, tmp_path / "new").epoch(0, 1, ["c"])
     assert foreign.written() == ["a", "b", "c"]
     assert main(["checkpoint", "show", name, "--servers", address]) == 0
-    assert f"{foreign.id}  writes here, epoch 1, its input is not noted" in capsys.readouterr().out
+    assert f"{foreign.id}  writes here, epoch 1, input positions not recorded" in capsys.readouterr().out
 
 
 def test_a_gap_between_epochs_is_refused(address: str, topic: str, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_an_epoch_of_a_former_version_cannot_be_compared(query: Query) -> None:
     with Client(parse_addresses(query.address)) as client:
         client.stage(StageRequest(query.id, "old", 2, 0, "a", 0, (), b""))
         client.commit(EpochCommitRequest(query.id, "old", 2, "error", (), "", False))
-    with pytest.raises(CheckpointDiffers, match="cannot be told"):
+    with pytest.raises(CheckpointDiffers, match="cannot be compared"):
         query.epoch(2, 5, ["e"])
     query.epoch(2, 5, ["e"], changedCheckpoint="accept")
     query.epoch(3, 6, ["f"])

@@ -203,7 +203,7 @@ def test_staging_ends_while_its_commit_has_room() -> None:
     """
     world = world_of(capacity_bytes=60_000)
     staged = 0
-    with pytest.raises(StorageFailed, match="as much as is staged"):
+    with pytest.raises(StorageFailed, match="plus the bytes that are staged"):
         for epoch in range(1000):
             world.stage(TOPIC, epoch, "run", partitions=1, value_bytes=1000)
             staged += 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
-from typing import Any
 
-import httpx
 import pytest
 import trio
 import trio.testing
@@ -19,76 +16,11 @@ from logstore.base.metadata.errors import LeaseEnded, MetadataUnavailable
 from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, AttemptTime
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
-from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
+from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS
 from logstore.base.metadata.held_lease import HeldLease
 from logstore.base.metadata.interface import Transaction
+from tests.metadata.slow_etcd import ANSWERS, ONE, TWO, SlowEtcd, store_on
 from tests.support.limits import PATIENCE_S
-
-ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
-HEADER = {"cluster_id": "1", "revision": "1"}
-ANSWERS: dict[str, Any] = {
-    "kv/range": {"header": HEADER},
-    "kv/txn": {"header": HEADER, "succeeded": True},
-    "lease/grant": {"header": HEADER, "ID": "7", "TTL": "3"},
-    "lease/revoke": {"header": HEADER},
-    "lease/keepalive": {"result": {"header": HEADER, "ID": "7", "TTL": "3"}},
-    "watch": {"result": {"header": HEADER, "created": True}},
-}
-
-
-class Body(httpx.AsyncByteStream):
-    """The bytes of an answer, in one part."""
-
-    def __init__(self, data: bytes) -> None:
-        self._parts = [data]
-
-    def __aiter__(self) -> Body:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._parts:
-            raise StopAsyncIteration
-        return self._parts.pop()
-
-
-class QuietBody(Body):
-    """The beginning of an answer; nothing follows."""
-
-    async def __anext__(self) -> bytes:
-        if not self._parts:
-            await trio.sleep_forever()
-        return self._parts.pop()
-
-
-class SlowEtcd(httpx.AsyncBaseTransport):
-    """The network behind a client: each endpoint answers what is asked after a time of its own."""
-
-    def __init__(self, **delays_s: float) -> None:
-        self.delays_s = {"one": 0.0, "two": 0.0, **delays_s}
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.silent: set[str] = set()
-        """Paths of calls that are never answered."""
-        self.is_quiet = False
-        """Watches stay, and are told nothing."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx."""
-        name = "one" if request.url.port == 1 else "two"
-        path = request.url.path.removeprefix("/v3/")
-        self.asked[name, path] += 1
-        if path in self.silent:
-            await trio.sleep_forever()
-        await trio.sleep(self.delays_s[name])
-        body = QuietBody if path == "watch" and self.is_quiet else Body
-        return httpx.Response(200, stream=body(json.dumps(ANSWERS[path]).encode() + b"\n"))
-
-
-def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
-    """A store that reaches these endpoints."""
-    settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0)
-    clients = EtcdClients(*(httpx.AsyncClient(transport=etcd) for _ in range(3)))
-    return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))
-
 
 WATCHES = 8
 

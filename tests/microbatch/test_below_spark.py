@@ -70,7 +70,7 @@ def test_a_trimmed_topic_is_called_trimmed(client: Client, sidecar: Sidecar) -> 
     with pytest.raises(BatchesMissing, match="holds none"):
         read_committed(client, "trimmed", "query", 6)
     client.delete_records(TopicPartition("trimmed", 0), -1)
-    with pytest.raises(StateTrimmed, match=r"'trimmed' was trimmed: partition 0 starts at offset 2 .*epoch, 6, any"):
+    with pytest.raises(StateTrimmed, match=r"'trimmed' was trimmed: partition 0 starts at offset 2 .*epoch, 6, so"):
         read_committed(client, "trimmed", "query", 6)
 
 
@@ -104,7 +104,7 @@ def test_state_is_forgotten_or_it_is_said_where_it_is_not(tmp_path: Path) -> Non
     stored(tmp_path)
     forget("query", str(tmp_path), {host_name()}, lambda job: pytest.fail("no other host was named"))
     assert not list(tmp_path.glob("query/*"))
-    with pytest.raises(StateNotForgotten, match=r"query query .*\(b: a task still uses it; c: no task of Spark's came"):
+    with pytest.raises(StateNotForgotten, match=r"query query .*\(b: a task still uses it; c: no Spark task ran"):
         forget("query", str(tmp_path), {"a", "b", "c"}, lambda job: [("a", True), ("b", True), ("b", False)])
     stored(tmp_path)
     user = os.open(tmp_path / "query/lock", os.O_RDONLY)
@@ -126,7 +126,7 @@ def test_tasks_forget_on_the_hosts_they_come_to(spark: SparkSession, tmp_path: P
         seen.extend(OnSpark(spark)(job))  # type: ignore[arg-type]
         return seen
 
-    with pytest.raises(StateNotForgotten, match="elsewhere: no task"):
+    with pytest.raises(StateNotForgotten, match="elsewhere: no Spark task"):
         forget("query", str(tmp_path), {"elsewhere"}, everywhere)
     assert set(seen) == {(host_name(), True)}
     assert not list(tmp_path.glob("query/*"))
@@ -145,7 +145,7 @@ def test_a_watermark_on_the_frame_has_an_effect_or_is_refused(spark: SparkSessio
     both = late.withColumnRenamed("timestamp", "at").join(late, "value")
     check_watermarks(both, running)
     for data, operator, said in (
-        (late, running, "operator Aggregate goes by no event time"),
+        (late, running, "operator Aggregate uses no event time"),
         (
             frame.withWatermark("timestamp", "1 day 5 seconds"),
             windows,

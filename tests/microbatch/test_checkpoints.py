@@ -114,7 +114,7 @@ def test_an_old_copy_of_a_checkpoint_that_went_on_is_refused_at_once(query: Quer
     query.run()
     query.checkpoint = tmp_path / "copy"
     query.forget(2)
-    with pytest.raises(StaleEpoch, match="batch 2 is older than the last committed one, 3"):
+    with pytest.raises(StaleEpoch, match="batch 2 is older than the last committed batch, 3"):
         query.run(rows_per_batch=7)
     brought_back(query)
     query.run()

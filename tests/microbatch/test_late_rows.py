@@ -78,7 +78,7 @@ def test_what_late_rows_exclude_is_refused() -> None:
         parse_stateful({**servers, "lateTopic": "out"}, "out")
     with pytest.raises(InvalidConfig, match="'combine' = always and 'lateTopic' exclude each other"):
         parse_stateful({**servers, "lateTopic": "late", "combine": "always"}, "out")
-    with pytest.raises(InvalidConfig, match="operator Aggregate goes by no event time"):
+    with pytest.raises(InvalidConfig, match="operator Aggregate uses no event time"):
         check_late(Aggregate(Running(), n=agg.count()), SCHEMA)
     with pytest.raises(SchemaRefused, match="with 'lateTopic', column 'm' is map"):
         check_late(COUNTS, SCHEMA.append(pa.field("m", pa.map_(pa.string(), pa.string()))))

@@ -87,5 +87,5 @@ def test_a_query_over_files_knows_its_files(world: World, tmp_path: Path) -> Non
         (world.checkpoint / "sources/0" / name).unlink(missing_ok=True)
     (inbox / "1.txt").unlink()
     put(2)
-    with pytest.raises(Exception, match=r"CheckpointDiffers.*other lists of files"):
+    with pytest.raises(Exception, match=r"CheckpointDiffers.*different lists of files"):
         run()

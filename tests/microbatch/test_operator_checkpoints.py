@@ -275,8 +275,8 @@ def test_a_sink_that_is_away_costs_no_epoch(
         ({"checkpoints": "file:///x", "checkpointEvery": "5"}, "'checkpointEvery' is '5', without a unit; write 5s"),
         ({"checkpoints": "file:///x", "checkpointEvery": "999ms"}, "'checkpointEvery' is '999ms'.*at least 1s"),
         ({"checkpoints": "file:///x", "checkpointMinEvery": "5"}, "'checkpointMinEvery' is '5', without a unit"),
-        ({"checkpoints": "file:///x", "checkpointCoordinator": "coordinator:9880"}, "'coordinator:9880' is no address"),
-        ({"checkpoints": "file:///x", "checkpointCoordinator": "http://c:port"}, "'http://c:port' is no address"),
+        ({"checkpoints": "file:///x", "checkpointCoordinator": "coordinator:9"}, "'coordinator:9' is not an address"),
+        ({"checkpoints": "file:///x", "checkpointCoordinator": "http://c:port"}, "'http://c:port' is not an address"),
         (
             {"checkpoints": "hdfs://h:1/x", "checkpointPlans": "namenode:9875"},
             "plans='namenode:9875'.*http://HOST:PORT",

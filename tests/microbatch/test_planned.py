@@ -58,8 +58,8 @@ def test_times_settings_and_layout_do_not_count() -> None:
     [
         (planned_of(3, TEXT.replace("40", "41"), BEFORE), r'lost batch 3.*"0": 41.*the log has it up to .*"0": 40'),
         (planned_of(3, TEXT.replace("17", "18"), BEFORE), "lost batch 3"),
-        (planned_of(3, TEXT, BEFORE.replace("20", "21")), "from other offsets on"),
-        (planned_of(3, TEXT, BEFORE, files=["a"]), "other lists of files"),
+        (planned_of(3, TEXT, BEFORE.replace("20", "21")), "from different offsets"),
+        (planned_of(3, TEXT, BEFORE, files=["a"]), "different lists of files"),
     ],
 )
 def test_other_input_is_seen_and_said(other: Planned, said: str) -> None:
@@ -76,7 +76,7 @@ def test_a_batch_follows_where_the_log_ends() -> None:
     assert following_problem(PLANNED, following) is None
     assert following_problem(None, following) is None
     assert "does not begin where batch 3 ended" in str(following_problem(PLANNED, planned_of(4, TEXT, BEFORE)))
-    assert "did not note it" in str(repeated_problem(None, PLANNED))
+    assert "did not record inputs" in str(repeated_problem(None, PLANNED))
 
 
 def test_offsets_too_long_to_be_noted_are_compared_all_the_same() -> None:
@@ -186,7 +186,7 @@ def test_lists_of_files_count_and_are_not_made_up(tmp_path: Path) -> None:
     (tmp_path / "sources/0/1").write_text("v1\n{c}")
     replanned = planned_in(place, 1)
     assert replanned is not None
-    assert "other lists of files" in str(repeated_problem(noted, replanned))
+    assert "different lists of files" in str(repeated_problem(noted, replanned))
     for missing in (False, True):
         if missing:
             (tmp_path / "sources/0/1").unlink()

@@ -59,7 +59,7 @@ def test_a_state_of_ten_times_its_memory(sidecar: Sidecar, tmp_path: Path) -> No
     [
         (
             {"stateMemory": "1m"},
-            "'stateMemory' is '1m', and state lies in shared memory; give .*'stateDirectory'",
+            "'stateMemory' is '1m', but state is in shared memory; set .*'stateDirectory'",
         ),
         ({"stateMemory": "little", "stateDirectory": "/x"}, "'stateMemory' is 'little'"),
         ({"stateMemory": "0", "stateDirectory": "/x"}, "'stateMemory' is '0'"),

@@ -64,7 +64,7 @@ def test_what_is_not_there_is_named(sidecar: Sidecar, tmp_path: Path) -> None:
     query = grown(sidecar, tmp_path / "a", "read-missing")
     with pytest.raises(QueryNotFound, match=f"nobody has no state.*it has the state of {query.id}"):
         windows(sidecar, query.topic, query="nobody")
-    with pytest.raises(EpochNotFound, match=r"epoch 3;.*epochs 0 to 8 stand there \(batches 0 to 4"):
+    with pytest.raises(EpochNotFound, match=r"epoch 3;.*epochs 0 to 8 \(Spark.s batches 0 to 4"):
         windows(sidecar, query.topic, epoch="3")
     with pytest.raises(EpochNotFound, match="batch 99"):
         windows(sidecar, query.topic, batch="99")
@@ -161,7 +161,7 @@ def test_a_data_frame_of_state(spark: SparkSession, sidecar: Sidecar, tmp_path: 
     assert sorted(map(repr, found)) == sorted(map(repr, windows(sidecar, query.topic, batch="3")))
     with pytest.raises(Exception, match=r"EpochNotFound.*epoch 3"):
         spark.read.format("cairn").options(**options).option("epoch", 3).load()
-    with pytest.raises(InvalidConfig, match="state is read by batch queries"):
+    with pytest.raises(InvalidConfig, match="only batch queries read state"):
         CairnDataSource(options).streamReader(frame.schema)
 
 

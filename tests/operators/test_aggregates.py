@@ -265,9 +265,9 @@ def test_columns_that_do_not_suit_are_named(function: Aggregation, message: str)
 
 def test_names_that_collide_are_refused() -> None:
     """A result named like a key column, or like the window."""
-    with pytest.raises(SchemaRefused, match="output column 'key' is there twice"):
+    with pytest.raises(SchemaRefused, match="output column 'key' exists twice"):
         OperatorHarness(Aggregate(Running(), key=agg.count()), key="key", schema=SCHEMA)
-    with pytest.raises(SchemaRefused, match="output column 'window' is there twice"):
+    with pytest.raises(SchemaRefused, match="output column 'window' exists twice"):
         OperatorHarness(Aggregate(Tumbling("1 second", "ts"), window=agg.count()), key="key", schema=SCHEMA)
 
 
@@ -277,17 +277,17 @@ def test_names_that_collide_are_refused() -> None:
         (lambda: Tumbling("5 parsecs", "ts"), "duration '5 parsecs'"),
         (lambda: Tumbling("", "ts"), "duration ''"),
         (lambda: Tumbling("1 month", "ts"), "duration '1 month'"),
-        (lambda: Tumbling("0 seconds", "ts"), "must be longer than nothing"),
+        (lambda: Tumbling("0 seconds", "ts"), "must be longer than 0"),
         (lambda: Sliding("1 minute", "2 minutes", "ts"), "rows between windows would be lost"),
         (lambda: Tumbling("1 minute", "ts", start="1 minute"), "shifted"),
         (lambda: Tumbling("1 minute", "ts", delay="-1 second"), "must not be negative"),
         (lambda: Tumbling("1 second", "ts", mode="complete"), "mode 'complete'; it is append or update"),  # type: ignore[arg-type]
-        (lambda: Session("0 seconds", "ts"), "must be longer than nothing"),
+        (lambda: Session("0 seconds", "ts"), "must be longer than 0"),
         (lambda: Session("1 second", "ts", "-1 second"), "must not be negative"),
         (lambda: Counting(0), "1 <= advance <= size"),
         (lambda: Counting(3, 4), "1 <= advance <= size"),
         (lambda: Counting(1000, 1), "at most 64"),
-        (lambda: Aggregate(Running()), "name at least one"),
+        (lambda: Aggregate(Running()), "give at least one"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(wrong: Any, message: str) -> None:

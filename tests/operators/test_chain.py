@@ -151,7 +151,7 @@ def test_how_rows_are_cut_does_not_matter() -> None:
 )
 def test_what_cannot_come_behind_another_is_refused(second: Operator) -> None:
     """A join, and steps in front; and a chain of one."""
-    with pytest.raises(InvalidConfig, match="cannot come behind"):
+    with pytest.raises(InvalidConfig, match="cannot come after"):
         Chain(Trail(), second)
     with pytest.raises(InvalidConfig, match="2 to 16"):
         Chain(Trail())

@@ -94,7 +94,7 @@ def test_steps_that_fail_or_do_not_fit_are_named() -> None:
         cutting.send(rows(("a", 1), ("b", 1)))
     with pytest.raises(SchemaRefused, match="condition is int64; it must be boolean"):
         OperatorHarness(Pipeline(Filter(pc.field("x") + 1)), key="k", schema=SCHEMA)
-    with pytest.raises(InvalidConfig, match="one stateful operator at most"):
+    with pytest.raises(InvalidConfig, match="at most one stateful operator"):
         Pipeline(Aggregate(Running(), n=agg.count()), Aggregate(Running(), n=agg.count()))
     with pytest.raises(InvalidConfig, match="one function, or columns by name"):
         Map()

@@ -52,10 +52,10 @@ def test_reading() -> None:
     ],
 )
 def test_what_is_no_rule_is_named(text: str) -> None:
-    """The message quotes the part that is no rule and says which there are."""
-    with pytest.raises(PlacementError, match="is no rule: use same-host:N, same-rack:N, other-rack:N") as refused:
+    """The message quotes the part that is not a rule and says which there are."""
+    with pytest.raises(PlacementError, match="is not a rule: use same-host:N, same-rack:N, other-rack:N") as refused:
         parse_placement(["same-rack:0", text])
-    quoted = str(refused.value).split("' is no rule")[0].removeprefix("'")
+    quoted = str(refused.value).split("' is not a rule")[0].removeprefix("'")
     assert quoted in text
 
 

@@ -229,7 +229,7 @@ def test_a_ring_is_no_tree() -> None:
     """As for the tree planner."""
     links = [link for a, b in ("xy", "yz", "zx") for link in both_ways(a, b, 1)]
     topology = Topology([Server("s", "x")], links, switches=["x", "y", "z"], name="ring")
-    with pytest.raises(TopologyError, match="'ring' is no tree"):
+    with pytest.raises(TopologyError, match="'ring' is not a tree"):
         RepairedPlanner(topology)
 
 

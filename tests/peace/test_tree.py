@@ -216,7 +216,7 @@ def test_a_ring_is_no_tree() -> None:
     """The error names the network and the planner that can."""
     links = [link for a, b in ("xy", "yz", "zx") for link in both_ways(a, b, 1)]
     topology = Topology([Server("s", "x")], links, switches=["x", "y", "z"], name="ring")
-    with pytest.raises(TopologyError, match=r"'ring' is no tree.*`paper`"):
+    with pytest.raises(TopologyError, match=r"'ring' is not a tree.*`paper`"):
         TreePlanner(topology)
 
 

@@ -54,10 +54,10 @@ WRONG = [
     ({**SASL, "sasl.mechanism": "PLAIN"}, "not for the mechanism"),
     ({**SASL, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}, "without TLS"),
     ({**SASL, "sasl.jaas.config": ""}, "sasl.jaas.config"),
-    ({**SASL, "sasl.jaas.config": LOGIN[:-1]}, "is no login"),
-    ({**SASL, "sasl.jaas.config": LOGIN.replace("required", "")}, "is no login"),
-    ({**SASL, "sasl.jaas.config": LOGIN.replace('"s3cret"', '"s3cret')}, "is no login"),
-    ({**SASL, "sasl.jaas.config": LOGIN.replace("org.apache", "com.evil")}, "is no login"),
+    ({**SASL, "sasl.jaas.config": LOGIN[:-1]}, "is not a login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace("required", "")}, "is not a login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace('"s3cret"', '"s3cret')}, "is not a login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace("org.apache", "com.evil")}, "is not a login"),
     ({**SASL, "sasl.jaas.config": f'{SCRAM} required username="alice";'}, "username and a password"),
     ({**SASL, "ssl.truststore.location": "/s.jks"}, "ssl.truststore.type"),
     ({**SASL, "ssl.keystore.location": "/k.p12", "ssl.keystore.type": "PKCS12"}, "ssl.keystore.type"),
@@ -145,7 +145,7 @@ def test_a_listener_without_tls_is_told_from_a_sidecar_that_is_away(secured: Sec
     plain = parse_addresses(secured.address("SASL_PLAINTEXT"))
     with (
         Client(plain, limit_s=0.5, security=security) as ours,
-        pytest.raises(Unavailable, match=r"inside the TLS handshake; is its listener one with TLS\?\); a server"),
+        pytest.raises(Unavailable, match=r"during the TLS handshake; does its listener use TLS\?\); a server"),
     ):
         ours.topics()
 
@@ -172,7 +172,7 @@ def test_subcommands_take_the_properties_of_kafkas_tools(secured: Secured, tmp_p
     where = ("--servers", secured.address("SASL_SSL"))
     assert cairn("readers", "list", *where, "--command-config", str(config)).stdout == "no reader is registered\n"
     closed = cairn("status", *where, "--timeout", "0.1")
-    assert (closed.returncode, "--command-config FILE says how" in closed.stderr) == (1, True)
+    assert (closed.returncode, "give --command-config FILE" in closed.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("command", [("readers", "list"), ("user", "list"), ("status",)], ids=lambda words: words[0])
@@ -203,8 +203,8 @@ def test_a_misspelt_property_is_warned_of(secured: Secured, tmp_path: Path) -> N
     done = cairn_here("topics", *where, "--timeout", str(PATIENCE_S))
     assert done.status == 0
     assert done.err == (
-        f"cairn: warning: --command-config {config}: 'ssl.truststore.loc' is no property of Kafka's clients, and is "
-        "passed over (did you mean 'ssl.truststore.location'?)\n"
+        f"cairn: warning: --command-config {config}: 'ssl.truststore.loc' is not a property of Kafka's clients and is "
+        "ignored (did you mean 'ssl.truststore.location'?)\n"
     )
 
 
@@ -220,5 +220,5 @@ def test_what_may_be_a_secret_is_not_shown_as_a_name() -> None:
         assert part not in stranger_warnings([part])[0]
     assert "did you mean 'security.protocol'" in stranger_warnings(["security_protocol"])[0]
     many = stranger_warnings(f"x.{number}" for number in range(9))
-    assert (len(many), many[-1]) == (MAX_WARNINGS + 1, "4 more names are none either")
+    assert (len(many), many[-1]) == (MAX_WARNINGS + 1, "4 more names are unknown as well")
     assert stranger_warnings([*PROPERTIES, "config.providers.file.class", "sasl.oauthbearer.scope"]) == []

@@ -40,7 +40,7 @@ def files_of(found: Certificates, **values: str) -> TlsFiles:
 
 
 def test_a_changed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path) -> None:
-    """Files that do not fit are named and change nothing; once they fit, new connections get them."""
+    """Files that do not fit are named and change nothing; once they fit, new connections use them."""
     found = make_certificates(tmp_path)
     tls = ServerTls(files_of(found))
     first = tls.context
@@ -312,7 +312,7 @@ async def test_half_open_handshakes_hold_a_bounded_number_of_bytes(tmp_path: Pat
                 pair.start_soon(partial(trio.to_thread.run_sync, honest, theirs))
                 await TlsSocket(ours, tls.context, handshakes).handshake()
             assert failures
-            assert all("makes way" in why for why in failures)
+            assert all("gives way" in why for why in failures)
             for client in clients:
                 client.close()
     assert handshakes.held_bytes == 0

@@ -292,7 +292,7 @@ def test_a_data_directory_in_use_is_refused(secured: Secured) -> None:
     refused = cairn("user", "add", "eve", "--data-dir", str(secured.sidecar.data_dir), text="x\n")
     assert refused.returncode == 1
     assert "in use by another sidecar" in refused.stderr
-    assert "leave --data-dir out, and give --servers HOST:PORT" in refused.stderr
+    assert "omit --data-dir and give --servers HOST:PORT" in refused.stderr
 
 
 def test_nothing_of_a_password_is_on_disk(secured: Secured) -> None:
@@ -380,7 +380,7 @@ def test_a_client_without_tls_is_told_of_tls(secured: Secured) -> None:
     address = parse_addresses(secured.address("SASL_SSL"))
     with (
         Client(address, limit_s=0.5, request_timeout_s=PATIENCE_S, security=security) as client,
-        pytest.raises(Unavailable, match=r"security.protocol=SASL_SSL\); a server is there and ends the connection"),
+        pytest.raises(Unavailable, match=r"security.protocol=SASL_SSL\); a server answers but closes the connection"),
     ):
         client.topics()
 

@@ -187,7 +187,7 @@ def test_a_data_directory_must_be_named(tmp_path: Path) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     """An address is HOST:PORT; everything else is shown back with an example."""
     for flag in ("--kafka", "--advertise"):
-        with pytest.raises(ConfigError, match=r"is no address: use HOST:PORT, such as 127\.0\.0\.1:9092"):
+        with pytest.raises(ConfigError, match=r"is not an address: use HOST:PORT, such as 127\.0\.0\.1:9092"):
             settings_of("--data-dir", "data", "--insecure", f"{flag}={text}")
 
 

@@ -65,7 +65,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         said = refused(
             "--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0", "--kafka", f"127.0.0.1:{port}", status=FAILED
         )
-    remedy = "stop the process that has it (ss -ltnp shows it), or choose another port"
+    remedy = "stop the process that uses it (ss -ltnp shows it), or choose another port"
     assert one_line(said) == f"cairn: cannot listen on 127.0.0.1:{port}: Address already in use; {remedy}"
 
 
@@ -86,7 +86,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--no-such-flag"], "cairn serve: unknown: --no-such-flag; `cairn serve --help` lists what there is"),
+        (["--no-such-flag"], "cairn serve: unknown: --no-such-flag; `cairn serve --help` lists the options"),
         (["--data-dir"], "usage: cairn"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     for name in ("thesis.tex", ".hidden", "lost+found"):
         (tmp_path / "home" / name).touch()
     said = one_line(refused("--data-dir", str(tmp_path / "home"), "--kafka", "127.0.0.1:0"))
-    assert said.startswith(f"cairn: {tmp_path}/home holds 'thesis.tex', which no sidecar has made")
+    assert said.startswith(f"cairn: {tmp_path}/home holds files that are not a sidecar's: 'thesis.tex'")
     assert {path.name for path in (tmp_path / "home").iterdir()} == {"thesis.tex", ".hidden", "lost+found"}
     (tmp_path / "home/thesis.tex").unlink()
     with Sidecar(tmp_path / "home") as sidecar:
@@ -195,7 +195,7 @@ def test_a_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
         assert sidecar.terminate() == 0
         (tmp_path / "home/streams/copy of orders").mkdir()
         said = one_line(refused("--data-dir", str(tmp_path / "home"), "--kafka", "127.0.0.1:0"))
-        assert "streams holds 'copy of orders', which no sidecar has made" in said
+        assert "streams holds files that are not a sidecar's: 'copy of orders'" in said
         (tmp_path / "home/streams/copy of orders").rmdir()
         sidecar.restart()
 

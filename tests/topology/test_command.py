@@ -90,7 +90,7 @@ def test_other_forms_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: P
     """A file that promises another kind of picture is not written; the message names it and what can be drawn."""
     target = tmp_path / name
     assert run("draw", PAPER, "-o", str(target)) == 1
-    assert f"{name}: a picture ends in one of .svg, .png, .pdf" in capsys.readouterr().err
+    assert f"{name}: must end in one of .svg, .png, .pdf" in capsys.readouterr().err
     assert not target.exists()
 
 
@@ -138,8 +138,8 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         (["agent", "--listen", "0.0.0.0:0", "--directory", "."], "give --token-file, or --insecure"),
         (["agent", "--listen", "[::]:0", "--directory", "."], "give --token-file, or --insecure"),
-        (["agent", "--listen", "nonsense:port", "--directory", "."], "is no address"),
-        (["agent", "--directory", "/nowhere"], "/nowhere: no directory"),
+        (["agent", "--listen", "nonsense:port", "--directory", "."], "is not an address"),
+        (["agent", "--directory", "/nowhere"], "/nowhere: not a directory"),
         (["agent", "--directory", ".", "--token-file", "/dev/null"], "must have 1 to 4096 bytes"),
         (["agent", "--directory", ".", "--max-disk", "much"], "--max-disk much: must be a size"),
         (["calibrate", PAPER, "-o", "out", "--agent", "r9=h:1"], "--agent r9=h:1: use NAME=HOST:PORT"),

@@ -70,10 +70,10 @@ def test_what_hdfs_prints() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("Rack: rack1\n   a:1\n", "f: line 1: 'rack1' is no path of a rack: it must be /NAME or /NAME/NAME"),
-        ("Rack: /a//b\n   a:1\n", "'/a//b' is no path of a rack"),
+        ("Rack: rack1\n   a:1\n", "f: line 1: 'rack1' is not a path of a rack: it must be /NAME or /NAME/NAME"),
+        ("Rack: /a//b\n   a:1\n", "'/a//b' is not a path of a rack"),
         ("Rack: /" + "/".join("abcdefghi") + "\n   a:1\n", "of at most 8 names"),
-        ("Rack: /r1\n   a\n", "f: line 2: 'a' is no ADDRESS:PORT of a DataNode"),
+        ("Rack: /r1\n   a\n", "f: line 2: 'a' is not an ADDRESS:PORT of a DataNode"),
         ("Rack: /r1\n   a:1\nSafe mode is ON\n", "f: line 3: 'Safe mode is ON' is neither `Rack: /PATH` nor"),
         ("Rack: /r1\n\n", "f: names no hosts"),
         ("Rack: /r1\n   a:1\nRack: /r2\n   a:2\n", "f: host 'a' is in '/r1' and in '/r2'"),
@@ -99,12 +99,12 @@ def test_what_kubectl_prints() -> None:
     ("text", "problem"),
     [
         ("{", "f: no valid JSON"),
-        ('{"items": {}, "kind": "List"}', "f: no list of nodes, as `kubectl get nodes -o json` prints it"),
+        ('{"items": {}, "kind": "List"}', "f: not a list of nodes as `kubectl get nodes -o json` prints it"),
         ('{"items": [], "kind": "List"}', "f: names no hosts"),
         ('{"items": [7], "kind": "List"}', "f: items[0]: must be an object, not 7"),
-        (listed(node("", {})), "f: items[0].metadata.name: '' is no name of a node"),
-        (listed(node("a", {"rack": 7})), "f: items[0] (node 'a'): label rack=7 is no name of a domain"),
-        (listed(node("a", {"rack": "x/y"})), "label rack='x/y' is no name of a domain"),
+        (listed(node("", {})), "f: items[0].metadata.name: '' is not a name of a node"),
+        (listed(node("a", {"rack": 7})), "f: items[0] (node 'a'): label rack=7 is not a name of a domain"),
+        (listed(node("a", {"rack": "x/y"})), "label rack='x/y' is not a name of a domain"),
         (listed(node("a", {}), node("a", {"rack": "r"})), "f: host 'a' is in 'no rack' and in '/r'"),
     ],
 )
@@ -123,7 +123,7 @@ def test_what_a_rack_script_prints() -> None:
     }
     with pytest.raises(RacksError, match="s: printed 1 paths for 2 hosts"):
         read_script_output("/r1\n", ["a", "b"], "s")
-    with pytest.raises(RacksError, match="s: host 'a': 'Traceback' is no path of a rack"):
+    with pytest.raises(RacksError, match="s: host 'a': 'Traceback' is not a path of a rack"):
         read_script_output("Traceback", ["a"], "s")
 
 
@@ -150,7 +150,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
     assert "every planner can plan on it" in checked.out
     (tmp_path / "broken").write_text("Rack: /r1\n   here\n")
     refused = cairn("topology", "check", str(tmp_path / "broken"))
-    assert (refused.status, "line 2: 'here' is no ADDRESS:PORT" in refused.err) == (1, True)
+    assert (refused.status, "line 2: 'here' is not an ADDRESS:PORT" in refused.err) == (1, True)
 
 
 def test_places_of_a_description(tmp_path: Path) -> None:

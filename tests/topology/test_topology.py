@@ -111,7 +111,7 @@ def test_a_tree_is_found_where_there_is_one(topology: Topology) -> None:
 
 
 def test_no_tree() -> None:
-    """One way only is no tree; nor is a ring beside a switch that stands apart, though the numbers would fit."""
+    """One way only is not a tree; nor is a ring beside a switch that stands apart, though the numbers would fit."""
     servers = [Server(f"h-{rack}", rack) for rack in "abc"]
     ring = [link for a, b in ("ab", "bc", "ca") for link in both_ways(a, b, 1)]
     assert Topology(servers, ring).tree is None

@@ -142,7 +142,7 @@ class HttpConnection:
             await self._refuse(rejected.status, str(rejected))
             return False
         except h11.RemoteProtocolError as error:
-            await self._refuse(error.error_status_hint, f"this is not HTTP as we speak it: {error}")
+            await self._refuse(error.error_status_hint, f"this is not valid HTTP: {error}")
             return False
         if request is None:
             return False
@@ -173,11 +173,11 @@ class HttpConnection:
         if not isinstance(event, h11.Request):
             return None
         if event.http_version not in VERSIONS:
-            raise RequestRejected(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
+            raise RequestRejected(NO_SUCH_VERSION, "only HTTP/1.1 is supported")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         if "transfer-encoding" in headers and ("content-length" in headers or event.http_version == b"1.0"):
             # RFC 9112, 6.1: a proxy in between may have read another end of the body.
-            raise RequestRejected(BAD_REQUEST, "Transfer-Encoding cannot come with Content-Length, nor with HTTP/1.0")
+            raise RequestRejected(BAD_REQUEST, "Transfer-Encoding cannot be combined with Content-Length or HTTP/1.0")
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
         limits = self._settings
         large = self._takes_large(method, target, headers)
@@ -187,7 +187,7 @@ class HttpConnection:
     async def _body(self, headers: dict[str, str], limit: int) -> bytes:
         length = headers.get("content-length", "0")
         if len(length) > len(str(limit)) or int(length) > limit:
-            raise RequestRejected(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")
+            raise RequestRejected(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are accepted")
         self._do("body", self._settings.body_s)
         if self._http.they_are_waiting_for_100_continue:
             await self._stream.send_all(
@@ -201,11 +201,11 @@ class HttpConnection:
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > limit:
-                    raise RequestRejected(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
+                    raise RequestRejected(PAYLOAD_TOO_LARGE, f"the body exceeds {limit} bytes")
             elif isinstance(event, h11.EndOfMessage):
                 return bytes(body)
             else:
-                raise RequestRejected(BAD_REQUEST, "the connection ended inside the body")
+                raise RequestRejected(BAD_REQUEST, "the connection ended within the body")
 
     async def _receive(self) -> None:
         data = await self._stream.receive_some(RECEIVE_BYTES)

@@ -42,7 +42,7 @@ class LeaseEnded(MetadataError):
     """The lease has expired or was revoked, and the keys bound to it are gone. `lease_id` names it."""
 
     def __init__(self, lease_id: int) -> None:
-        super().__init__(f"lease {lease_id:x} has ended: take another lease and put its keys again")
+        super().__init__(f"lease {lease_id:x} has ended: take a new lease and put its keys again")
         self.lease_id = lease_id
 
 
@@ -51,7 +51,7 @@ class Compacted(MetadataError):
 
     def __init__(self, wanted: int, revision: int) -> None:
         super().__init__(
-            f"changes after revision {wanted} are not there any more, only those after {revision}: "
+            f"changes after revision {wanted} are no longer available, only those after {revision}: "
             "read the keys again and watch from the revision of that reading"
         )
         self.revision = revision

@@ -317,7 +317,7 @@ def _change_bytes(change: Change) -> int:
     if len(change.value) > MAX_VALUE_BYTES:
         raise InvalidMetadataCall(
             f"the value of {change.key!r} has {len(change.value)} bytes: at most {MAX_VALUE_BYTES} are taken; "
-            "keep what grows in keys of its own"
+            "use separate keys for what grows"
         )
     return len(change.key) + len(change.value)
 

@@ -435,7 +435,9 @@ def decode(kind: type[V], entry: Entry) -> V:
         checked = described.check(document, "")
         _check_sizes(document)
     except (ValueError, RecursionError, FieldError) as error:
-        raise MetadataDamaged(f"the entry {entry.key!r} is no {described.name}: {error}; put a correct one") from error
+        raise MetadataDamaged(
+            f"the entry {entry.key!r} is not a {described.name}: {error}; put a correct one"
+        ) from error
     return kind(**checked)
 
 

@@ -203,7 +203,7 @@ class SqliteFile:
         if summary.crc != found[0][4]:
             raise _damaged(self._path, "the checksum of its summary does not fit")
         if (summary.rows, summary.sum) != (rows, total):
-            raise _damaged(self._path, f"it has {rows} rows, and its summary says {summary.rows} or others")
+            raise _damaged(self._path, f"it has {rows} rows, but its summary says {summary.rows} or lists others")
         stored = read_count(self._count)
         if stored is not None and stored > summary.transactions:
             raise _damaged(
@@ -289,7 +289,7 @@ def _code(error: BaseException) -> int:
 def _refused(path: Path, error: sqlite3.Error) -> MetadataError:
     """The error of a change that was rolled back."""
     if _code(error) == sqlite3.SQLITE_FULL:
-        return MetadataFull(f"{path} cannot grow: {error}; make room on its disk")
+        return MetadataFull(f"{path} cannot grow: {error}; free space on its disk")
     return MetadataUnavailable(f"{path} cannot be written: {error}")
 
 
@@ -308,12 +308,12 @@ def _judge(path: Path, error: sqlite3.Error | UnicodeDecodeError | OSError) -> M
     if code in _DAMAGE or (code == sqlite3.SQLITE_READONLY and may_write):
         return _damaged(path, str(error))
     if code == sqlite3.SQLITE_FULL:
-        return MetadataFull(f"{path} cannot be opened: {error}; make room on its disk")
+        return MetadataFull(f"{path} cannot be opened: {error}; free space on its disk")
     return MetadataUnavailable(f"{path} cannot be opened: {error}")
 
 
 def _damaged(path: Path, what: str) -> MetadataDamaged:
     line = " ".join(what.split())[:300]
     return MetadataDamaged(
-        f"{path} is damaged ({line}): restore it from a copy, or move it away and start without what it had"
+        f"{path} is damaged ({line}): restore it from a copy, or move it away and start without its content"
     )

@@ -243,7 +243,7 @@ def behind(seen: int, found: int) -> MetadataDamaged:
     """The error for a map that is older than what was read from it before."""
     return MetadataDamaged(
         f"the metadata store is at revision {found}, and revision {seen} was seen before: an older copy was restored, "
-        "or another store is at its address; bring the newest store back"
+        "or another store is at its address; restore the newest store"
     )
 
 

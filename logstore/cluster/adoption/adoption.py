@@ -172,7 +172,7 @@ def _begin(places: AdoptionPlaces, source_id: str, host: str, environment: Adopt
 
 def _taken(note: Mapping[str, object]) -> AdoptionRefused:
     return AdoptionRefused(
-        f"the data directory was adopted before: {ADOPTED_FILE} says by cluster {note.get('cluster_id')}, as its host "
+        f"the data directory was adopted before ({ADOPTED_FILE}), by cluster {note.get('cluster_id')}, as its host "
         f"{note.get('host')!r}. If that was interrupted, give its --into and --cluster again; if that cluster is given "
         f"up, stop its hosts, remove {ADOPTED_FILE}, and run this again: two clusters would give the same offsets to "
         "different records"
@@ -221,5 +221,5 @@ def _read(fs: FileSystem, name: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{name} is damaged: {error!r}; restore it from a copy") from error
     if not isinstance(found, dict):
-        raise CorruptFile(f"{name} is damaged: it is no object; restore it from a copy")
+        raise CorruptFile(f"{name} is damaged: it is not an object; restore it from a copy")
     return found

@@ -61,7 +61,7 @@ class StoreState(Enum):
     """What a metadata store is to an adoption."""
 
     EMPTY = "nothing is there"
-    BEGUN = "an earlier try of this adoption is there"
+    BEGUN = "an earlier attempt of this adoption exists"
     DONE = "it is this cluster's"
 
 

@@ -140,7 +140,7 @@ def _topic(name: str, found: Topic, replicas: int) -> schema.StoredTopic:
     """Raises AdoptionRefused, InvalidMetadataCall."""
     if name in INTERNAL_TOPICS:
         raise AdoptionRefused(
-            f"topic {name!r} has the name of a topic of the cluster's own: copy its records to another topic with a "
+            f"topic {name!r} has the name of a cluster's internal topic: copy its records to another topic with a "
             "Kafka client, and delete it"
         )
     if found.config.is_tiered or any(stream.tiered for stream in found.partitions):
@@ -189,7 +189,7 @@ def _stream(topic: schema.StoredTopic, stream: Stream, now_ms: int, retention_ms
     if chunks and chunks[-1].next_offset != stream.high_watermark:
         raise AdoptionRefused(
             f"{stream.name} ends at offset {stream.high_watermark}, and its last chunk with records at "
-            f"{chunks[-1].next_offset}: see what `cairn verify` says of the directory"
+            f"{chunks[-1].next_offset}: run `cairn verify` on the directory"
         )
     if not chunks and log_start and stream.producers.entries():
         record = encode_batch([Record(0, now_ms, None, None)], base_offset=log_start - 1)
@@ -310,7 +310,7 @@ def _batches(
 def _refuse_size(stream: SourceStream, offset: int, size_bytes: int) -> None:
     raise AdoptionRefused(
         f"{stream.name} has {size_bytes} bytes in one batch or one epoch near offset {offset}, and hosts of a cluster "
-        f"copy {MAX_PIECE_BYTES} at most: trim it (`cairn trim`), or wait until retention lets it go"
+        f"copy {MAX_PIECE_BYTES} at most: trim it (`cairn trim`), or wait until retention removes it"
     )
 
 

@@ -129,7 +129,7 @@ def decode_plan(value: bytes) -> list[Going]:
 def _go(values: list[object]) -> CopyGo:
     epoch, target, source = values
     if not isinstance(epoch, int):
-        raise MalformedRequest(f"epoch {epoch!r} of a go is no number")
+        raise MalformedRequest(f"epoch {epoch!r} of a go is not a number")
     return CopyGo(epoch, str(target), str(source))
 
 

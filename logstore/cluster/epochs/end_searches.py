@@ -230,7 +230,7 @@ class StreamSearch:
         if untried and self._answer(order, passed) is None:
             waited_s = trio.current_time() - self._unread_since_s
             raise TryAgain(
-                f"{self._stream.name}: whether it has epoch {order.epoch} of query {order.query!r} is looked for since "
+                f"{self._stream.name}: the search for epoch {order.epoch} of query {order.query!r} has taken "
                 f"{waited_s:.1f} s, {len(untried)} chunks are still to be read, from offset "
                 f"{untried[-1].first_offset} on; ask again"
             )

@@ -131,7 +131,7 @@ class StagingRoom:
         if size_bytes and self._stream.chunk_count >= STAGED_CHUNKS:
             raise NotEnoughReplicas(
                 f"the topic of epochs has {self._stream.chunk_count} chunks behind an epoch that is committed and not "
-                "in all its streams (`cairn queries`); no more is staged until it is"
+                "in all its streams (`cairn queries`); nothing more is staged until it is"
             )
 
 
@@ -294,7 +294,7 @@ class EpochsHome:
         except MetadataError as error:
             raise TryAgain(f"the metadata store does not say who has the epochs of queries: {error}") from error
         if not is_owner or not self.is_current(epochs):
-            raise NotLeader("this host has the epochs of the cluster's queries no more")
+            raise NotLeader("this host no longer has the epochs of the cluster's queries")
 
 
 def _held(fields: Fields) -> HeldEpoch:

@@ -124,7 +124,7 @@ class GroupAppends:
         try:
             topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
         except ValueError as error:
-            raise MalformedRequest(f"{topic_id!r} is no id of a topic") from error
+            raise MalformedRequest(f"{topic_id!r} is not an id of a topic") from error
         if topic is None or partition >= len(topic.partitions):
             raise UnknownTopicOrPartition(f"topic {topic_id} has no partition {partition} that this host knows")
         stream = topic.partitions[partition]

@@ -85,7 +85,7 @@ class GroupDelivery:
         """See Streams."""
         stream, found = self._topics.stream(topic, partition), self._topics.topic(topic)
         if stream.is_internal:
-            raise InvalidTopic(f"{topic} is the cluster's own: queries do not write to it")
+            raise InvalidTopic(f"{topic} is internal to the cluster: queries do not write to it")
         return TargetStream(str(found.topic_id), stream.config)
 
     def check_group(self, name: str, size_bytes: int) -> None:
@@ -156,7 +156,7 @@ class GroupDelivery:
                 ticket.succeed(result)
 
         if self._nursery is None:
-            return Ticket.failed(TryAgain("this host has the epochs of queries no more; retry"))
+            return Ticket.failed(TryAgain("this host no longer has the epochs of queries; retry"))
         self._nursery.start_soon(run)
         return ticket
 

@@ -127,7 +127,7 @@ class ReadersHome:
 
     def _report_removal(self, name: str, removed: Ticket[bool]) -> None:
         if removed.error is None and removed.result():
-            self._report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
+            self._report(READER_REMOVED, reader=name, why="it held and acknowledged nothing for too long")
 
     def note_commits(self, group: str, offsets: Mapping[StreamId, int]) -> None:
         """What a group has committed: its readers follow."""
@@ -178,7 +178,7 @@ class ReadersHome:
         except MetadataError as error:
             raise TryAgain(f"the metadata store does not say who has the readers of the cluster: {error}") from error
         if not is_owner or self.readers is not readers:
-            raise NotLeader("this host has the readers of the cluster no more")
+            raise NotLeader("this host no longer has the readers of the cluster")
 
     async def _holders(self, _: str, payload: memoryview) -> Sequence[Buffer]:
         async def find() -> Mapping[str, object]:

@@ -142,7 +142,7 @@ class StagedRecords:
                 ticket.succeed(values)
 
         if self.nursery is None:
-            return Ticket.failed(StorageFailed("this host has the epochs of queries no more; retry"))
+            return Ticket.failed(StorageFailed("this host no longer has the epochs of queries; retry"))
         self.nursery.start_soon(run)
         return ticket
 

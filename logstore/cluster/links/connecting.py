@@ -22,7 +22,7 @@ MAX_TRIED: Final = 4
 async def connect(own: OwnEnd, address: Address) -> ConnectedSocket:
     """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
     if own.tls is None and not is_loopback(address.host):
-        raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
+        raise OSError(f"{address} is not a loopback address, and links without TLS are for those alone")
     trouble: OSError | None = None
     with trio.move_on_after(own.settings.connect_s):
         found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

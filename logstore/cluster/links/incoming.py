@@ -146,7 +146,7 @@ class IncomingLinks:
                 self._take_over(host, links, scope)
                 await (self._serve_calls(host, link) if hello.for_calls else self._receive(link, host))
             if scope.cancelled_caught and not host:
-                self._own.report(LINK_CLOSED, client=source, why="its place went to a newer connection")
+                self._own.report(LINK_CLOSED, client=source, why="it gave way to a newer connection")
         except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
             if not host:
                 self._own.report(LINK_CLOSED, client=source, why=str(error))
@@ -181,7 +181,7 @@ class IncomingLinks:
                 raise
             await link.send([encode_hello(own)], patience_s)
             return found
-        raise OSError(f"it did not say within {patience_s:g} s who it is")
+        raise OSError(f"it did not identify itself within {patience_s:g} s")
 
     def _check(self, own: Hello, found: Hello) -> None:
         known = self._peers.get(found.me.host)

@@ -148,7 +148,7 @@ class OutgoingLink:
             link = await connect(self._own, peer.address)
         except ConnectionRefusedError:
             self.is_stranger = False
-            self._note_trouble(peer, "nobody listens there: is the host's process running?")
+            self._note_trouble(peer, "no process listens there: is the host running?")
             if peer is self._peer:  # otherwise the host has moved meanwhile
                 self._own.observer.refused(self.host)
             return None
@@ -202,7 +202,7 @@ class OutgoingLink:
         """Wait for the end of the connection: behind its hello, the other end sends nothing."""
         try:
             received = await link.receive(memoryview(bytearray(1)))
-            ended.append("it sent what it must not" if received else "it ended the connection")
+            ended.append("it violated the protocol" if received else "it ended the connection")
         except OSError as error:
             ended.append(error.strerror or str(error))
         self.is_up = False  # before other tasks run: whoever asks in the same turn is to know it

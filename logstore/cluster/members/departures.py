@@ -75,7 +75,7 @@ class Departures:
                 )
             other = next((other for other in members if other != host and other not in leaving), None)
             if other is None:
-                raise HostStays(f"host {host!r} has nobody to give its chunks to: start another host first")
+                raise HostStays(f"host {host!r} has no other host to move its chunks to: start another host first")
             as_read = (
                 Condition(schema.member_key(host), members[host].revision),
                 Condition(schema.member_key(other), members[other].revision),
@@ -91,7 +91,7 @@ class Departures:
             said = (await self._store.get(schema.leaving_key(host))).entry
             if said is None:
                 if (await self._store.get(schema.member_key(host))).entry is None:
-                    raise UnknownHost(f"host {host!r} is not alive, and nobody drains or removes it")
+                    raise UnknownHost(f"host {host!r} is not alive, and is not being drained or removed")
                 return
             if await self._commit(schema.stay(host, said.revision)) is not None:
                 return
@@ -113,7 +113,7 @@ class Departures:
                 if held.alone:
                     raise HostStays(
                         f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a "
-                        f"copy, the first is {held.example}; bring the host back, or another one that has them"
+                        f"copy, the first is {held.example}; start the host again, or another host that has them"
                     )
                 said = (await self._store.get(schema.leaving_key(host))).entry
                 if said is None and not held.chunks and not any(_host_of(entry) == host for entry in disks.values()):
@@ -165,7 +165,7 @@ class Departures:
         """Why a host that lives is not removed."""
         said = (await self._store.get(schema.leaving_key(host))).entry
         is_said = said is not None and schema.decode(schema.Leaving, said).how == schema.REMOVE
-        kept = f"; that it is removed was said before: `cairn hosts undrain {host}` takes it back" if is_said else ""
+        kept = f"; its removal was requested before: `cairn hosts undrain {host}` cancels that" if is_said else ""
         return HostStays(
             f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it{kept}"
         )
@@ -287,19 +287,18 @@ def _host_of(disk: Entry) -> str | None:
 
 def _unsettled(host: str) -> HostStays:
     return HostStays(
-        f"what is said of host {host!r} changes all the time, or the host starts and ends: look at `cairn hosts`, and "
-        "try again"
+        f"the entry of host {host!r} keeps changing, or the host keeps restarting: look at `cairn hosts`, and try again"
     )
 
 
 def _never_seen(host: str, members: Iterable[str]) -> UnknownHost:
     return UnknownHost(
-        f"there is no host {host!r}: no disk and no chunk is its; alive are {', '.join(sorted(members)) or 'none'}"
+        f"there is no host {host!r}: it has no disk and no chunk; alive are {', '.join(sorted(members)) or 'none'}"
     )
 
 
 def _unreadable(key: str, why: str) -> HostStays:
     return HostStays(
-        f"which hosts have copies is not known: the entry {key!r} of the metadata store cannot be read ({why}); "
+        f"the hosts that have copies are unknown: the entry {key!r} of the metadata store cannot be read ({why}); "
         "restore it first"
     )

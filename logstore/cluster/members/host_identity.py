@@ -190,21 +190,21 @@ def _judged(
         starts = registered.starts if registered is not None else 0
         raise DiskRefused(
             f"{path}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
-            f"{label.starts}; bring the disk itself back, or give the host an empty directory"
+            f"{label.starts}; use the disk itself, or give the host an empty directory"
         )
     if registered is None and label.starts >= STARTS_IN_USE:
         if label == DiskLabel(label.disk, host, STARTS_IN_USE, start):
             return label  # the entry of its first start was removed since, with those of the host's disks before
         raise DiskRefused(
-            f"{path}: disk {label.disk} has been in use, and the metadata store does not know it: if the host "
+            f"{path}: disk {label.disk} has been in use, but the metadata store does not know it: if the host "
             "was removed from the cluster, give it an empty directory; if an older copy of the store was restored, "
-            "bring the newest one back"
+            "restore the newest copy"
         )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(
             f"{path}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "
             f"{registered.starts if registered is not None else 0}: an older copy of the store was restored; "
-            "bring the newest one back"
+            "restore the newest copy"
         )
     return label
 

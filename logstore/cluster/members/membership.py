@@ -255,7 +255,7 @@ class Membership:
             return self._identity.disk_entry
         if entry is None:
             raise DiskRefused(
-                f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "
+                f"disk {label.disk} of host {label.host!r} is no longer known: the host was removed from the "
                 "cluster while it was away; give it an empty directory"
             )
         if schema.decode(schema.StoredDisk, entry).start != label.start:

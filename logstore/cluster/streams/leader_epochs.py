@@ -158,4 +158,4 @@ def _check_ownership(stream: ReplicatedStream, ownership: int) -> None:
     """Raise NotLeader if the ownership whose epochs were looked at is over."""
     stream.check_reads()
     if stream.ownership != ownership:
-        raise NotLeader(f"{stream.name}: its ownership began anew; ask again")
+        raise NotLeader(f"{stream.name}: its ownership has restarted; ask again")

@@ -129,7 +129,7 @@ class OwnerCalls:
             while self._owners.owner_of(stream) == owner:
                 await self._owners.view.changed()
             nursery.cancel_scope.cancel()
-        answer = answers[0] if answers else HostUnreachable(f"host {owner!r} does not own stream {stream} any more")
+        answer = answers[0] if answers else HostUnreachable(f"host {owner!r} no longer owns stream {stream}")
         if isinstance(answer, HostUnreachable):
             raise answer
         return answer

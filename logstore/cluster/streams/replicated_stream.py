@@ -167,7 +167,7 @@ class ReplicatedStream(TieredBounds):
         `check_produced` and `ProducerTable.admit` raise. The ticket fails with one of the first three.
         """
         if self.is_internal:
-            raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
+            raise InvalidTopic(f"{self.topic} is internal to the cluster: clients do not write to it")
         if not (self.is_leader or self.deleted) and self._services.owners.is_claimed(self.stream):
             if self._read_end is not None and self._too_few and not self._services.is_store_away():
                 self._early.refused()
@@ -197,7 +197,7 @@ class ReplicatedStream(TieredBounds):
             return self._append(records, header)
         if self._window.refuses(header):
             self._window.refused(header)
-            raise NotEnoughReplicas(f"{self.name}: a batch was refused for want of room just now; send it again later")
+            raise NotEnoughReplicas(f"{self.name}: an earlier batch was refused just now; send it again later")
         try:
             ticket = self._append(records, header)
         except (StorageFailed, NotEnoughReplicas):
@@ -265,12 +265,12 @@ class ReplicatedStream(TieredBounds):
         since_s = self._crowded_s
         if since_s is not None and self._services.clock.monotonic_s() - since_s > CROWDED_S:
             raise StorageFailed(
-                f"{self.name}: the disk of a host that has the stream's newest chunk has no room, and too few other "
-                "hosts live; delete topics or records, lower their retention, or make room on that disk"
+                f"{self.name}: the disk of a host that has the stream's newest chunk has no space, and too few "
+                "other hosts live; delete topics or records, lower their retention, or free space on that disk"
             )
         if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             raise NotEnoughReplicas(
-                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+                f"{self.name}: {self._waiting_bytes} bytes already wait for the stream's members; send them again later"
             )
 
     @property
@@ -363,7 +363,7 @@ class ReplicatedStream(TieredBounds):
 
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream; it takes appends when the producers' table is there."""
-        self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
+        self._end_ownership(NotLeader(f"{self.name}: its ownership has restarted"))
         self.leader_epoch, self.high_watermark, self.led_from = epoch, high_watermark, high_watermark
         ownership = self._ownership
 
@@ -384,7 +384,7 @@ class ReplicatedStream(TieredBounds):
         """See StreamObserver: an offset that is not known to be acknowledged is shown to nobody, and is in range."""
         if self.is_internal:
             return
-        self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
+        self._end_ownership(NotLeader(f"{self.name}: its ownership has restarted"))
         last = self.registration.last_chunk
         self.leader_epoch, self._read_end, self.led_from = epoch, end, end
         self.high_watermark = end if is_settled or last is None else max(last.base_offset, self.log_start_offset)
@@ -435,7 +435,7 @@ class ReplicatedStream(TieredBounds):
 
     def short(self, needed: int) -> None:
         """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
-        self._too_few = f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
+        self._too_few = f"{self.name}: fewer hosts can hold it than min.insync.replicas, {needed}; start another"
         if not (self.is_internal or self._services.is_store_away()):
             answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
 
@@ -529,7 +529,7 @@ class ReplicatedStream(TieredBounds):
     def check_end(self) -> None:
         """Raise EndNotKnown while readers may be shown less than is acknowledged: see `readable`."""
         if self.high_watermark < self.log_end:
-            raise EndNotKnown(f"{self.name}: its end is known when enough hosts live that have it; ask again")
+            raise EndNotKnown(f"{self.name}: its end is known once enough hosts that have it are alive; ask again")
 
     # ---- the front of the stream
 
@@ -555,7 +555,7 @@ class ReplicatedStream(TieredBounds):
         """
         try:
             if self.is_internal:
-                raise InvalidTopic(f"{self.topic} is the cluster's own: clients delete nothing of it")
+                raise InvalidTopic(f"{self.topic} is internal to the cluster: clients cannot delete its records")
             self.check_leader()
             if not -1 <= offset <= self.high_watermark:
                 raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)

@@ -90,9 +90,9 @@ def decode_time(value: bytes) -> int:
     if version != _VERSION:
         raise MetadataDamaged(f"the entry {KEY!r} has version {version!r}, this Cairn knows 1; start a newer Cairn")
     if not isinstance(time_ms, int) or not 0 <= time_ms < 10**MAX_DIGITS:
-        raise _damaged(value, "its time is no number of ms")
+        raise _damaged(value, "its time is not a number of ms")
     return time_ms
 
 
 def _damaged(value: bytes, why: str) -> MetadataDamaged:
-    return MetadataDamaged(f"the entry {KEY!r} is damaged ({why}): {value[:60]!r}; remove it, and records stay longer")
+    return MetadataDamaged(f"the entry {KEY!r} is damaged ({why}): {value[:60]!r}; remove it (records stay longer)")

@@ -157,7 +157,7 @@ class StoredAccess:
             else:
                 tries += 1
                 if tries >= TRIES:
-                    raise OutcomeUnknown("users, ACLs and quotas change all the time: look at them, and try again")
+                    raise OutcomeUnknown("users, ACLs and quotas keep changing: look at them, and try again")
                 await self._caught_up(outcome)
 
     async def _commit(self, transaction: Transaction) -> Committed | ConditionFailed:
@@ -266,6 +266,6 @@ def decode_entry(entry: Entry) -> tuple[str, bytes]:
         return own_key, value.encode() if kind == "text" else bytes.fromhex(document["hex"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(
-            f"the entry {entry.key!r} of the metadata store is no user, ACL or quota: {error}; remove it, and "
-            "make it anew"
+            f"the entry {entry.key!r} of the metadata store is not a user, ACL or quota: {error}; remove it, and "
+            "create it again"
         ) from error

@@ -115,7 +115,7 @@ class StoredTopics:
 
 
 def _unsettled(name: str) -> TryAgain:
-    return TryAgain(f"topic {name!r} changes all the time: try again")
+    return TryAgain(f"topic {name!r} keeps changing: try again")
 
 
 def _host_of(disk: Entry) -> str:

@@ -268,7 +268,7 @@ class ClusterTopics:
     @staticmethod
     def _check_own(name: str) -> None:
         if name in INTERNAL_TOPICS:
-            raise InvalidTopic(f"topic {name!r} is the cluster's own: it is neither made nor changed by clients")
+            raise InvalidTopic(f"topic {name!r} is internal to the cluster: clients can neither create nor change it")
 
     def internal_topic(self, name: str) -> uuid.UUID | None:
         """The id of a topic of the cluster's own; None: it is not there, and is being made."""

@@ -106,12 +106,12 @@ class WaitNotes:
             put = Put(key, schema.encode(said))
             if isinstance(await self._metadata.commit(Transaction(conditions, (put,))), Committed):
                 return wait
-        raise TryAgain(f"{name}: who owns it changes all the time; try again")
+        raise TryAgain(f"{name}: its owner keeps changing; try again")
 
 
 def _check_said(name: str, wait: schema.Wait, *, even_if_away: bool, repeat_epochs: bool) -> None:
     """Raise NothingLost if waiting loses nothing, and the operator has not said that this is known."""
-    offsets = f"offsets {wait.first} to {wait.end - 1}, which may come back: {wait.error}; bring back who has them, or"
+    offsets = f"offsets {wait.first} to {wait.end - 1}, which may come back: {wait.error}; start their host, or"
     if wait.lost:
         return
     if wait.is_for_epoch and not repeat_epochs:

@@ -75,7 +75,7 @@ def host_number(topology: Topology, field: str, host: object) -> int:
     """The number of a host. Raises RequestError, which names `field`."""
     number = topology.index.get(host) if isinstance(host, str) else None
     if number is None:
-        raise RequestError(field, f"{host!r} is no host of this network; register it in the topology first")
+        raise RequestError(field, f"{host!r} is not a host of this network; register it in the topology first")
     return number
 
 

@@ -125,7 +125,7 @@ def _spec(name: str, state_id: int, declared: Declared) -> StateSpec:
         if ttl_ms > _MAX_TTL_MS:
             raise InvalidConfig(
                 f"state {name!r} has a TTL of {declared.ttl!r}; it must be {_MAX_TTL_MS} ms at most (4,459 years). "
-                "Leave the TTL out for a state without end"
+                "Omit the TTL for a state that never expires"
             )
     if declared.ttl_by not in _TIME_SOURCES:
         raise InvalidConfig(f"state {name!r} has a TTL by {declared.ttl_by!r} time; it is processing or event")

@@ -259,7 +259,7 @@ class StatefulOperator(Operator):
         if name != self.name and former not in self.evolution.formerly:
             return super().follows(former)
         if kinds and not f"{self._kinds()}, ".startswith(f"{kinds}, "):
-            return f"its states were {kinds}, and are {self._kinds()}: leave those in place, and add others behind them"
+            return f"its states were {kinds}, and are {self._kinds()}: keep these in place, and add others after them"
         return None
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -370,11 +370,11 @@ class PagedMap:
 
     def _fixed(self, name: str) -> None:
         if name not in self.schema.fields or name in self.schema.bytes_fields:
-            raise KeyError(f"{name!r} is no field of fixed width; the map has {self.schema.fields}")
+            raise KeyError(f"{name!r} is not a field of fixed width; the map has {self.schema.fields}")
 
     def _varying(self, name: str) -> None:
         if name not in self.schema.bytes_fields:
-            raise KeyError(f"{name!r} is no field of varying length; the map has {self.schema.fields}")
+            raise KeyError(f"{name!r} is not a field of varying length; the map has {self.schema.fields}")
 
     def _move_out(self) -> None:
         """Move what is left on pages of the arena that are mostly garbage, once the arena is mostly garbage."""

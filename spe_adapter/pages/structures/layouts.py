@@ -145,7 +145,7 @@ class PagedStructure:
         if not len(numbers) or numbers[0] != 0 or (int(numbers[-1]) + 1) * self._page_words > len(words):
             raise PagesDamaged("a page set without its super page, or with pages outside its memory")
         if words[kernels.PAGE_KIND] != _kind_word(self._kind | _SUPER):
-            raise PagesDamaged(f"page 0 of the set is no super page of kind {self._kind}")
+            raise PagesDamaged(f"page 0 of the set is not a super page of kind {self._kind}")
         expected = self.schema.fingerprint(self._kind, self._page_bytes)
         if not np.array_equal(words[FINGERPRINT : FINGERPRINT + 2], expected):
             raise PagesDamaged(

@@ -36,7 +36,7 @@ def test_a_copy_to_a_given_host_goes_there_alone(planner: str) -> None:
     assert {flight.go.hosts for flight in moved.status().in_flight} == {("b", "c"), ("d", "a")}
 
 
-@pytest.mark.parametrize(("target", "said"), [("a", "has the chunk already"), ("nowhere", "is no host")])
+@pytest.mark.parametrize(("target", "said"), [("a", "has the chunk already"), ("nowhere", "is not a host")])
 def test_a_copy_to_a_given_host_needs_that_host(target: str, said: str) -> None:
     """A target that has the chunk, or that the network has not, is refused by name."""
     world = world_of(two_racks())

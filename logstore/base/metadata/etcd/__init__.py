@@ -1,5 +1,5 @@
 """The metadata store of several hosts: an etcd 3.4 or newer, through its JSON interface over HTTP.
 
-`settings` says where etcd is, `messages` has its requests and answers as pure functions, `transport` finds an endpoint
-that answers, `watching` follows changes, `store` is the `MetadataStore`. Needs the extra `cluster` (httpx).
+`settings` says where etcd is, `messages` has its requests and answers as pure functions, `connections` sends them,
+`transport` finds an endpoint that answers, `watching` follows changes, `store` is the `MetadataStore`.
 """

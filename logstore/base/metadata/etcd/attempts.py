@@ -11,7 +11,8 @@ Invariants:
   took: behind a stall of its own, an answer that has arrived meanwhile is read, and teaches that etcd was quick.
 """
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import trio
 
@@ -23,6 +24,11 @@ TIMES_LONGEST: Final = 3
 MAX_DOUBLINGS: Final = 10
 SLICE_S: Final = 0.1
 """Between two looks at whether the limit is over; a stall counts for two of them at most."""
+T = TypeVar("T")
+
+
+class AttemptOver(Exception):
+    """The time of an attempt has passed."""
 
 
 class AttemptLimits:
@@ -48,7 +54,7 @@ class AttemptLimits:
 
 
 class AttemptTime:
-    """The time of one attempt, which begins now: that in which the loop was running, as far as `wait` runs beside."""
+    """The time of one attempt, which begins now: time in which the loop runs, while `wait` or `in_slices` does."""
 
     def __init__(self) -> None:
         self._begun_s = trio.current_time()
@@ -63,6 +69,15 @@ class AttemptTime:
         """Return when so much has passed since the beginning."""
         while (left_s := self._begun_s + limit_s - self._time.turn(trio.current_time())) > 0:  # noqa: ASYNC110 - no event
             await trio.sleep(min(left_s, SLICE_S))
+
+    async def in_slices(self, limit_s: float, step: Callable[[], Awaitable[T]]) -> T:
+        """What a step returns that may be given up at any moment and taken up again. Raises AttemptOver when so much
+        has passed since the beginning.
+        """
+        while (left_s := self._begun_s + limit_s - self._time.turn(trio.current_time())) > 0:
+            with trio.move_on_after(min(left_s, SLICE_S)):
+                return await step()
+        raise AttemptOver
 
     async def cancel_after(self, limit_s: float, scope: trio.CancelScope) -> None:
         """Cancel a scope when so much has passed. Runs beside the attempt."""

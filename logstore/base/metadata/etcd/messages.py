@@ -200,7 +200,7 @@ def number(answer: Json, name: str) -> int:
     try:
         return int(found)
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadAnswer(f"{name}={found!r} is no number") from error
+        raise BadAnswer(f"{name}={found!r} is not a number") from error
 
 
 def stream_answer(line: bytes) -> Json:
@@ -257,25 +257,25 @@ def _decoded(found: Json, name: str) -> bytes:
     try:
         return b64decode(_text(found, name), validate=True)
     except (Base64Error, ValueError) as error:
-        raise BadAnswer(f"{name} is no base64") from error
+        raise BadAnswer(f"{name} is not base64") from error
 
 
 def _text(found: Json, name: str) -> str:
     text = found.get(name, "")
     if not isinstance(text, str):
-        raise BadAnswer(f"{name}={text!r} is no text")
+        raise BadAnswer(f"{name}={text!r} is not a text")
     return text
 
 
 def _object(found: Json, name: str) -> Json:
     inner = found.get(name, {})
     if not isinstance(inner, dict):
-        raise BadAnswer(f"{name} is no object")
+        raise BadAnswer(f"{name} is not an object")
     return inner
 
 
 def _objects(found: Json, name: str) -> Sequence[Json]:
     inner = found.get(name, [])
     if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
-        raise BadAnswer(f"{name} is no list of objects")
+        raise BadAnswer(f"{name} is not a list of objects")
     return inner

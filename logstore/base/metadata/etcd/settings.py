@@ -40,7 +40,7 @@ class EtcdTls(NamedTuple):
             except OSError as error:
                 raise TlsError(
                     f"etcd-certificate {self.certificate!r} with etcd-key {self.key or self.certificate!r} cannot be "
-                    f"used: {tls_reason(error)}; give PEM files that belong together"
+                    f"used: {tls_reason(error)}; give PEM files with a matching certificate and key"
                 ) from error
         return context
 

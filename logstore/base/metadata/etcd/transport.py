@@ -10,7 +10,7 @@ Invariants:
   once at each endpoint, when another attempt would be over: the lease that is granted first is taken. Others that are
   granted have no keys, nobody keeps them alive, and they end by themselves.
 * Answers of another cluster than the first one's are refused.
-* Answers are bounded by MAX_ANSWER_BYTES, connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
+* Answers are bounded (`connections`), connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * Nothing is taken from the environment, such as a proxy.
 * A new connection has the certificates that were loaded last (`EtcdTransport.tls`). Connections that stand live on:
   watches, and leases that are kept over them, do not notice.
@@ -18,13 +18,13 @@ Invariants:
 
 import json
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
 import trio
 
 from logstore.base.client_tls import ClientTls
@@ -38,7 +38,13 @@ from logstore.base.metadata.errors import (
     MetadataUnavailable,
     OutcomeUnknown,
 )
-from logstore.base.metadata.etcd.attempts import AttemptLimits, AttemptTime
+from logstore.base.metadata.etcd.attempts import AttemptLimits, AttemptOver, AttemptTime
+from logstore.base.metadata.etcd.connections import (
+    ConnectionFailed,
+    EtcdConnections,
+    EtcdExchange,
+    connect,
+)
 from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -61,8 +67,6 @@ from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.events import METADATA_AWAY, METADATA_BACK
 from logstore.base.metadata.interface import MetadataStatistics
 
-MAX_ANSWER_BYTES: Final = 32 << 20
-"""A page of the largest values is 22 MiB in base64."""
 MAX_CONNECTIONS: Final = 64
 """Of calls; a further call waits for a connection as long as for an answer."""
 MAX_WATCHES: Final = 64
@@ -74,9 +78,9 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 LEAST_IDLE: Final = 0.75
 """Of `watch_idle_s`: the first of several quiet watches asks after so much of it, or a little more."""
-KEEP_IDLE_S: Final = 30.0
-"""Connections are kept between calls: a lease is kept alive every few seconds."""
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+AT_ONCE_BYTES: Final = 8 << 10
+"""So much of a request goes into the socket of a connection that is kept without waiting for the endpoint."""
+HTTP_OK: Final = 200
 
 
 class AttemptFailed(Exception):
@@ -88,11 +92,11 @@ class AttemptFailed(Exception):
 
 
 class EtcdClients(NamedTuple):
-    """Who makes connections: for calls, for streams, and for calls about leases."""
+    """Connections: for calls, for streams, and for calls about leases."""
 
-    calls: httpx.AsyncClient
-    streams: httpx.AsyncClient
-    leases: httpx.AsyncClient
+    calls: EtcdConnections
+    streams: EtcdConnections
+    leases: EtcdConnections
 
 
 class _Call(NamedTuple):
@@ -102,7 +106,7 @@ class _Call(NamedTuple):
 
     path: str
     body: Json
-    client: httpx.AsyncClient
+    connections: EtcdConnections
     streamed: bool = False
     is_lease: bool = False
     ahead: int = 0
@@ -135,6 +139,7 @@ class EtcdTransport:
         self._cluster_id = ""
         self._alive_s: dict[str, float] = {}
         self._failed = trio.Event()
+        self._headers = {endpoint: _headers(endpoint) for endpoint in settings.endpoints}
 
     @property
     def endpoint(self) -> str:
@@ -193,7 +198,7 @@ class EtcdTransport:
                 if failure.made_perhaps and not repeatable:
                     self.statistics.unknown_outcomes += 1
                     raise OutcomeUnknown(
-                        f"etcd gave no answer to a transaction ({failure}): it was made or not; read its keys"
+                        f"etcd did not answer a transaction ({failure}): it may have been made; read its keys"
                     ) from failure
                 if trio.current_time() + pause_s >= until_s:
                     raise MetadataUnavailable(
@@ -224,22 +229,29 @@ class EtcdTransport:
             return False
         return True
 
-    async def open_stream(self, endpoint: str, path: str, body: Json) -> httpx.Response:
-        """The beginning of a streamed answer, which the caller closes. Raises AttemptFailed, and what `call` raises."""
+    async def open_stream(self, endpoint: str, path: str, body: Json) -> EtcdExchange:
+        """The beginning of a streamed answer, which the caller ends. Raises AttemptFailed, and what `call` raises."""
         await self._login(endpoint)
-        response, limit_s = None, self.limits.limit_s()
-        with trio.move_on_after(limit_s):
-            response = await self._send(endpoint, _Call(path, body, self._clients.streams), limit_s)
-        if response is None:
-            raise AttemptFailed(f"{endpoint} did not begin to answer", made_perhaps=False)
-        if response.status_code != httpx.codes.OK:
-            with trio.move_on_after(limit_s):
-                error = _error(endpoint, response.status_code, await _read(response))
-                if _wants_login(error):
-                    self.forget_login()
-                raise self._judged(endpoint, error)
-            raise AttemptFailed(f"{endpoint} answered with status {response.status_code}", made_perhaps=False)
-        return response
+        call, limit_s, time = _Call(path, body, self._clients.streams), self.limits.limit_s(), AttemptTime()
+        exchange, is_begun = call.connections.exchange(endpoint), False
+        try:
+            await self._send(exchange, endpoint, call, time, limit_s)
+            status = await time.in_slices(limit_s, exchange.status)
+            if status == HTTP_OK:
+                is_begun = True
+                return exchange
+            _, data = await time.in_slices(limit_s, exchange.answer)
+        except ConnectionFailed as failure:
+            raise AttemptFailed(f"{endpoint}: {failure}", made_perhaps=False) from failure
+        except AttemptOver:
+            raise AttemptFailed(f"{endpoint} did not start to answer", made_perhaps=False) from None
+        finally:
+            if not is_begun:
+                await exchange.end()
+        error = _error(endpoint, status, data)
+        if _wants_login(error):
+            self.forget_login()
+        raise self._judged(endpoint, error)
 
     def check_cluster(self, endpoint: str, header: AnswerHeader) -> None:
         """Raises MetadataDamaged if an endpoint's answer comes from another cluster than the answers before."""
@@ -247,7 +259,7 @@ class EtcdTransport:
             self._cluster_id = header.cluster_id
         if header.cluster_id != self._cluster_id:
             raise MetadataDamaged(
-                f"the etcd at {endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
+                f"the etcd at {endpoint} is cluster {header.cluster_id}, but earlier answers were of cluster "
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
 
@@ -286,7 +298,7 @@ class EtcdTransport:
             begun_s = trio.current_time()
             status, data = await self._ask(endpoint, call, limit_s)
             try:
-                if status != httpx.codes.OK:
+                if status != HTTP_OK:
                     raise _error(endpoint, status, data)
                 answer = stream_answer(data.split(b"\n", 1)[0]) if call.streamed else parse(data)
                 self.check_cluster(endpoint, header_of(answer))
@@ -303,52 +315,39 @@ class EtcdTransport:
 
     async def _ask(self, endpoint: str, call: _Call, limit_s: float) -> tuple[int, bytes]:
         """Status and body of an answer. Raises AttemptFailed."""
-        found: list[tuple[int, bytes]] = []
-        failures: list[AttemptFailed] = []
-        time = AttemptTime()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(time.cancel_after, limit_s, nursery.cancel_scope)
-            try:
-                response = await self._send(endpoint, call, limit_s)
-                found.append((response.status_code, await _read(response)))
-            except AttemptFailed as failure:
-                failures.append(failure)
-            nursery.cancel_scope.cancel()
-        if failures:
-            raise failures[0]
-        if not found:
-            raise AttemptFailed(f"{endpoint} did not answer within {limit_s:.3g} s", made_perhaps=True)
-        self.limits.answered(time.passed_s)
-        return found[0]
-
-    async def _send(self, endpoint: str, call: _Call, limit_s: float) -> httpx.Response:
-        connect_s = min(limit_s, CONNECT_S * self.limits.share_of(limit_s))
-        timeout = httpx.Timeout(None, connect=connect_s, pool=limit_s)  # who calls limits the rest
-        # With hasleader, a member that has lost the others says so instead of waiting for them.
-        content = json.dumps(call.body).encode()
-        headers = {
-            "Host": urlsplit(endpoint).netloc,
-            "Grpc-Metadata-hasleader": "true",
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "Content-Length": str(len(content)),
-        }
-        if self._token:
-            headers["Authorization"] = self._token
-        request = httpx.Request(
-            "POST",
-            f"{endpoint}/v3/{call.path}",
-            headers=headers,
-            stream=_Content(content),
-            extensions={"timeout": timeout.as_dict()},
-        )
-        if call.client.is_closed:  # a host that ends gives its lease back when its connections are closed already
-            raise AttemptFailed(f"{endpoint}: the store is closed", made_perhaps=False)
+        exchange, time = call.connections.exchange(endpoint), AttemptTime()
         try:
-            return await call.client.send(request, stream=True)
-        except httpx.TransportError as error:
-            why = f"{endpoint}: {said(error)}"
-            raise AttemptFailed(why, made_perhaps=not isinstance(error, _NOT_SENT)) from error
+            await self._send(exchange, endpoint, call, time, limit_s)
+            found = await time.in_slices(limit_s, exchange.answer)
+        except ConnectionFailed as failure:
+            raise AttemptFailed(f"{endpoint}: {failure}", made_perhaps=exchange.is_sent) from failure
+        except AttemptOver:
+            why = f"{endpoint} did not answer within {limit_s:.3g} s"
+            raise AttemptFailed(why, made_perhaps=exchange.is_sent) from None
+        finally:
+            await exchange.end()
+        self.limits.answered(time.passed_s)
+        return found
+
+    async def _send(
+        self, exchange: EtcdExchange, endpoint: str, call: _Call, time: AttemptTime, limit_s: float
+    ) -> None:
+        """Send a call. Raises ConnectionFailed, AttemptOver."""
+        content = json.dumps(call.body).encode()
+        headers = [*self._headers[endpoint], (b"Content-Length", b"%d" % len(content))]
+        if self._token:
+            headers.append((b"Authorization", self._token.encode()))
+        send = partial(exchange.send, b"/v3/" + call.path.encode(), headers, content)
+        if not await exchange.take_kept():
+            connect_s = min(limit_s, CONNECT_S * self.limits.share_of(limit_s))
+            await _within(time, limit_s, partial(exchange.open, limit_s, connect_s))
+        if len(content) > AT_ONCE_BYTES:
+            await _within(time, limit_s, send)
+            return
+        with trio.move_on_after(limit_s) as scope:
+            await send()
+        if scope.cancelled_caught:
+            raise AttemptOver
 
     async def _login(self, endpoint: str) -> None:
         """Get a token if there is a user. Raises AttemptFailed, MetadataRefused."""
@@ -358,7 +357,7 @@ class EtcdTransport:
         try:
             call = _Call("auth/authenticate", body, self._clients.calls)
             status, data = await self._ask(endpoint, call, self.limits.limit_s())
-            if status != httpx.codes.OK:
+            if status != HTTP_OK:
                 raise _error(endpoint, status, data)
             self._token = str(parse(data).get("token", ""))
         except (AttemptFailed, BadAnswer) as error:
@@ -389,84 +388,53 @@ class EtcdTransport:
         return AttemptFailed(message, made_perhaps=error.made_perhaps)
 
 
-class _Content(httpx.AsyncByteStream):
-    """The body of a request. httpx's own is a generator, which a cancelled request leaves to the garbage collector, and
-    trio complains of that.
-    """
+def _headers(endpoint: str) -> tuple[tuple[bytes, bytes], ...]:
+    """What each request to an endpoint says beside its length."""
+    return (
+        (b"Host", urlsplit(endpoint).netloc.encode()),
+        (b"Grpc-Metadata-hasleader", b"true"),  # a member that has lost the others says so, and does not wait for them
+        (b"Accept-Encoding", b"identity"),
+        (b"Content-Type", b"application/json"),
+    )
 
-    def __init__(self, content: bytes) -> None:
-        self._rest = [content]
 
-    def __aiter__(self) -> "_Content":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._rest:
-            raise StopAsyncIteration
-        return self._rest.pop()
+async def _within(time: AttemptTime, limit_s: float, step: Callable[[], Awaitable[None]]) -> None:
+    """Take a step of an attempt that cannot be taken up again. Raises ConnectionFailed, AttemptOver."""
+    failures: list[ConnectionFailed] = []
+    is_done = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(time.cancel_after, limit_s, nursery.cancel_scope)
+        try:
+            await step()
+            is_done = True
+        except ConnectionFailed as failure:
+            failures.append(failure)
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    if not is_done:
+        raise AttemptOver
 
 
 @asynccontextmanager
 async def open_transport(settings: EtcdSettings, random: Random, report: Report) -> AsyncIterator[EtcdTransport]:
-    """A transport with a client of its own. Raises TlsError. Nothing is sent yet."""
+    """A transport with connections of its own. Raises TlsError. Nothing is sent yet."""
     is_encrypted = any(endpoint.startswith("https:") for endpoint in settings.endpoints)
     tls = _loaded(settings.tls) if settings.tls else None
-    context = tls.context if tls else ssl.create_default_context() if is_encrypted else False
-    async with (
-        _client(context, MAX_CONNECTIONS) as calls,
-        _client(context, MAX_WATCHES) as streams,
-        _client(context, LEASE_CONNECTIONS) as leases,
-    ):
-        yield EtcdTransport(EtcdClients(calls, streams, leases), settings, random, report, tls)
+    context = tls.context if tls else ssl.create_default_context() if is_encrypted else None
+    if context is not None:
+        context.set_alpn_protocols(["http/1.1"])
+    limits = (MAX_CONNECTIONS, MAX_WATCHES, LEASE_CONNECTIONS)
+    clients = EtcdClients(*(EtcdConnections(partial(connect, context), most) for most in limits))
+    try:
+        yield EtcdTransport(clients, settings, random, report, tls)
+    finally:
+        for client in clients:
+            await client.close()
 
 
 def _loaded(files: EtcdTls) -> ClientTls:
     return ClientTls(files.context, files, side="etcd", certificate=files.certificate)
-
-
-def _client(context: ssl.SSLContext | bool, connections: int) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=connections, keepalive_expiry=KEEP_IDLE_S)
-    return httpx.AsyncClient(verify=context, trust_env=False, limits=limits)
-
-
-async def _read(response: httpx.Response) -> bytes:
-    """The rest of an answer; closes it. Raises AttemptFailed."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    body = response.aiter_raw()
-    try:
-        async for part in body:
-            parts.append(part)
-            size_bytes += len(part)
-            if size_bytes > MAX_ANSWER_BYTES:
-                await close(response, body)
-                raise AttemptFailed(f"an answer above {MAX_ANSWER_BYTES} bytes", made_perhaps=True)
-    except httpx.TransportError as error:
-        raise AttemptFailed(said(error), made_perhaps=True) from error
-    return b"".join(parts)
-
-
-async def close(response: httpx.Response, parts: AsyncIterator[bytes]) -> None:
-    """Close a response and the iterator over its body.
-
-    The iterator is generators within generators, which end only by an exception of the innermost: that of the next read
-    of a closed connection. Left alone, the garbage collector would find them, and trio would complain.
-    """
-    with trio.CancelScope(shield=True):
-        await response.aclose()
-        with suppress(StopAsyncIteration, httpx.TransportError, httpx.StreamError):
-            while True:
-                await anext(parts)
-
-
-def said(error: BaseException) -> str:
-    """What an exception says, or else what the exception that caused it says: TLS errors are wrapped in silent ones."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if str(cause):
-            return str(cause)
-        cause = cause.__cause__ or cause.__context__
-    return type(error).__name__
 
 
 def _wants_login(error: EtcdError) -> bool:

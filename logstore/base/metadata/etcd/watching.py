@@ -6,17 +6,17 @@ Invariants:
 * A connection asks from `_position`, not from behind it: etcd 3.4.23 drops a removal whose revision is the one
   compacted to, so that only a watch which begins one earlier is told that something is missing.
 * Events of one revision are delivered together, and only once a message says that no more of them follow.
+* `receive` may be given up at any moment: the connection goes on.
 * A connection that is quiet lives only as long as its endpoint answers.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Final
 
-import httpx
 import trio
 
 from logstore.base.metadata.errors import Compacted, MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.etcd.connections import ConnectionFailed, EtcdExchange
 from logstore.base.metadata.etcd.messages import (
     BadAnswer,
     EtcdError,
@@ -33,8 +33,6 @@ from logstore.base.metadata.etcd.transport import (
     LONGEST_PAUSE_S,
     AttemptFailed,
     EtcdTransport,
-    close,
-    said,
 )
 from logstore.base.metadata.interface import Changes, Event
 from logstore.base.metadata.state import behind
@@ -70,7 +68,8 @@ class EtcdWatch:
             if self._end is not None:
                 raise self._end
             try:
-                if self._connection is None:
+                if self._connection is None or not self._connection.is_begun:
+                    await self.close()
                     await self._connect()
                 await self._listen()
                 pause_s = FIRST_PAUSE_S
@@ -95,8 +94,7 @@ class EtcdWatch:
         transport = self._transport
         self._endpoint = transport.endpoint
         body = watch_request(self._namespace + self._prefix, max(self._position, 1))
-        response = await transport.open_stream(self._endpoint, "watch", body)
-        self._connection = _WatchConnection(response)
+        self._connection = connection = _WatchConnection(await transport.open_stream(self._endpoint, "watch", body))
         answer = None
         with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
@@ -105,6 +103,7 @@ class EtcdWatch:
         self._check_cancelled(answer)
         if answer.header.revision < self._position:
             await self._check_position()
+        connection.is_begun = True
         if transport.statistics.away:
             transport.statistics.watches_resumed += 1
         transport.answered()
@@ -152,8 +151,8 @@ class EtcdWatch:
     async def _next_answer(self) -> WatchAnswer:
         """The next message of the connection. Raises AttemptFailed."""
         connection = self._connection
-        if connection is None or connection.broken:
-            raise AttemptFailed(f"the connection to {self._endpoint} was cut off", made_perhaps=False)
+        if connection is None:
+            raise AttemptFailed(f"the connection to {self._endpoint} was closed", made_perhaps=False)
         while (line := connection.take_line()) is None:
             await self._read_or_ask(connection)
         try:
@@ -167,29 +166,39 @@ class EtcdWatch:
         """Read a part; while none comes, and no other call is answered, ask the endpoint now and then whether it is
         alive. Raises AttemptFailed.
         """
-        transport, since_s = self._transport, trio.current_time()
+        since_s, is_read = trio.current_time(), False
+        while not is_read:
+            quiet_s = self._transport.quiet_s(self._endpoint, since_s)
+            if quiet_s <= 0:
+                is_read = await self._read_beside_question(connection)
+                continue
+            with trio.move_on_after(quiet_s):
+                await connection.read()
+                is_read = True
+
+    async def _read_beside_question(self, connection: "_WatchConnection") -> bool:
+        """Ask the endpoint whether it is alive; whether a part was read meanwhile. Raises AttemptFailed."""
         failures: list[AttemptFailed] = []
+        is_read = is_alive = False
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
+                nonlocal is_read
                 try:
                     await connection.read()
+                    is_read = True
                 except AttemptFailed as failure:
                     failures.append(failure)
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(read)
-            while True:
-                quiet_s = transport.quiet_s(self._endpoint, since_s)
-                if quiet_s > 0:
-                    await trio.sleep(quiet_s)
-                elif not await transport.is_alive(self._endpoint, RANGE, self._probe()):
-                    break
+            is_alive = await self._transport.is_alive(self._endpoint, RANGE, self._probe())
             nursery.cancel_scope.cancel()
         if failures:
             raise failures[0]
-        if connection.broken:
+        if not is_read and not is_alive:
             raise AttemptFailed(f"{self._endpoint} is quiet and does not answer", made_perhaps=False)
+        return is_read
 
     def _probe(self) -> Json:
         """A call whose answer shows that a majority of etcd's members is there."""
@@ -197,14 +206,13 @@ class EtcdWatch:
 
 
 class _WatchConnection:
-    """The lines of a streamed answer. `broken`: a read was cut off, and the rest is not to be used."""
+    """The lines of a streamed answer. `is_begun`: it was told that the watch has begun, where it should."""
 
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-        self._parts: AsyncIterator[bytes] = response.aiter_raw()
+    def __init__(self, exchange: EtcdExchange) -> None:
+        self._exchange = exchange
         self._received = bytearray()
         self._searched = 0
-        self.broken = False
+        self.is_begun = False
 
     def take_line(self) -> bytes | None:
         """The next whole line, None if it has not arrived. Raises AttemptFailed."""
@@ -220,17 +228,15 @@ class _WatchConnection:
         return line
 
     async def read(self) -> None:
-        """Wait for a part. Raises AttemptFailed when there will be none."""
-        self.broken = True  # until it has been read: a cancelled read closes the response
+        """Wait for a part; waiting may be given up and taken up again. Raises AttemptFailed when there will be none."""
         try:
-            part = await anext(self._parts)
-        except StopAsyncIteration:
-            raise AttemptFailed("the watch's connection has ended", made_perhaps=False) from None
-        except (httpx.TransportError, httpx.StreamError) as error:
-            raise AttemptFailed(said(error), made_perhaps=False) from error
+            part = await self._exchange.part()
+        except ConnectionFailed as failure:
+            raise AttemptFailed(str(failure), made_perhaps=False) from failure
+        if not part:
+            raise AttemptFailed("the watch has ended", made_perhaps=False)
         self._received += part
-        self.broken = False
 
     async def close(self) -> None:
         """Close the connection."""
-        await close(self._response, self._parts)
+        await self._exchange.end()

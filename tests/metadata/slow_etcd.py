@@ -1,0 +1,102 @@
+"""An etcd on a network in memory, in virtual time: each endpoint answers after a time of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from random import Random
+from typing import Any
+
+import trio
+
+from logstore.base.events import ignore
+from logstore.base.metadata.etcd.connections import EtcdConnections
+from logstore.base.metadata.etcd.settings import EtcdSettings
+from logstore.base.metadata.etcd.store import EtcdMetadataStore
+from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
+
+ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
+HEADER = {"cluster_id": "1", "revision": "1"}
+ANSWERS: dict[str, Any] = {
+    "kv/range": {"header": HEADER},
+    "kv/txn": {"header": HEADER, "succeeded": True},
+    "lease/grant": {"header": HEADER, "ID": "7", "TTL": "3"},
+    "lease/revoke": {"header": HEADER},
+    "lease/keepalive": {"result": {"header": HEADER, "ID": "7", "TTL": "3"}},
+    "watch": {"result": {"header": HEADER, "created": True}},
+}
+
+
+class SlowEtcd:
+    """The network behind a store: each endpoint answers what is asked after a time of its own."""
+
+    def __init__(self, **delays_s: float) -> None:
+        self.delays_s = {"one": 0.0, "two": 0.0, **delays_s}
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.connected = 0
+        self.open: set[SlowStream] = set()
+        """Connections that nobody has closed."""
+        self.most_open = 0
+        self.silent: set[str] = set()
+        """Paths of calls that are never answered."""
+        self.is_quiet = False
+        """Watches stay, and are told nothing."""
+        self.pieces = 1
+        """In so many an answer arrives, each after the time of an answer."""
+
+    async def connect(self, endpoint: str) -> SlowStream:
+        """A connection to an endpoint."""
+        await trio.lowlevel.checkpoint()
+        self.connected += 1
+        stream = SlowStream(self, "one" if endpoint == ONE else "two")
+        self.open.add(stream)
+        self.most_open = max(self.most_open, len(self.open))
+        return stream
+
+
+class SlowStream(trio.abc.Stream):
+    """One connection, on which each request is sent in one piece."""
+
+    def __init__(self, etcd: SlowEtcd, name: str) -> None:
+        self._etcd = etcd
+        self._name = name
+        self._answer = self._rest = b""
+        self._ready_s = 0.0
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See trio."""
+        await trio.lowlevel.checkpoint()
+        etcd, path = self._etcd, bytes(data).split(b" ", 2)[1].decode().removeprefix("/v3/")
+        etcd.asked[self._name, path] += 1
+        body = json.dumps(ANSWERS[path]).encode() + b"\n"
+        if path == "watch" and etcd.is_quiet:
+            self._answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
+        else:
+            self._answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        self._rest = self._answer
+        self._ready_s = float("inf") if path in etcd.silent else trio.current_time() + etcd.delays_s[self._name]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """See trio."""
+        await trio.sleep_until(self._ready_s)
+        size = -(-len(self._answer) // self._etcd.pieces)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        delay_s = self._etcd.delays_s[self._name] if self._rest else float("inf")
+        self._ready_s = trio.current_time() + delay_s
+        return piece
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See trio."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """See trio."""
+        self._etcd.open.discard(self)
+        await trio.lowlevel.checkpoint()
+
+
+def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
+    """A store that reaches these endpoints."""
+    settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0)
+    clients = EtcdClients(*(EtcdConnections(etcd.connect, MAX_CONNECTIONS) for _ in range(3)))
+    return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))
