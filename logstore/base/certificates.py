@@ -5,6 +5,7 @@ nothing, and are reported once for each state that they are in. A certificate th
 more when it has ended.
 """
 
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
@@ -18,6 +19,8 @@ from logstore.base.events import Report
 
 CHECK_S: Final = 10.0
 """How often the files are looked at."""
+FAILING_S: Final = 0.2
+"""Between two looks while connections fail, which are tried again and again."""
 NOTICE_MS: Final = 14 * 24 * 3600 * 1000
 """So long before its end a certificate is reported: authorities with short-lived ones have replaced it by then."""
 
@@ -37,12 +40,34 @@ class LoadedTls(Protocol):
         """Load the files again if one has changed, or with `force`; whether they were. Blocks. Raises TlsError."""
 
 
-async def follow_certificates(tls: LoadedTls, clock: Clock, report: Report) -> None:
-    """Load certificates that have changed, and report one that ends soon; never returns."""
+Failure = Callable[[], Awaitable[None]]
+"""Waits for the next failure of a connection that certificates are for."""
+
+
+def followed(
+    loaded: Iterable[tuple[LoadedTls | None, Failure]], nursery: trio.Nursery, clock: Clock, report: Report
+) -> Sequence[LoadedTls]:
+    """Those of these that there are; their files are followed from now on, in the nursery."""
+    certificates = []
+    for tls, failure in loaded:
+        if tls is not None:
+            certificates.append(tls)
+            nursery.start_soon(follow_certificates, tls, clock, report, failure)
+    return certificates
+
+
+async def follow_certificates(
+    tls: LoadedTls, clock: Clock, report: Report, failure: Failure = trio.sleep_forever
+) -> None:
+    """Load certificates that have changed, and report one that ends soon; never returns. The files are looked at behind
+    a failure too, since who connects may be refused for what has been replaced.
+    """
     noticed = None
     while True:
         noticed = note_expiry(tls.expires_ms, clock.wall_ms(), noticed, report, tls.side)
-        await trio.sleep(CHECK_S)
+        with trio.move_on_after(CHECK_S):
+            await trio.sleep(FAILING_S)
+            await failure()
         await reload_certificates(tls, report, force=False)
 
 

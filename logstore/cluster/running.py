@@ -6,7 +6,7 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.addresses import parse_address
-from logstore.base.certificates import LoadedTls, follow_certificates
+from logstore.base.certificates import Failure, LoadedTls, followed
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
@@ -195,7 +195,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
         _hold, open_metadata(settings.metadata, settings.security, local.random, report)
     )
     tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
-    certificates = _followed((tls, metadata.tls if isinstance(metadata, EtcdMetadataStore) else None), local)
+    certificates = followed(((tls, trio.sleep_forever), _tls_of(metadata)), nursery, local.clock, report)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
@@ -273,12 +273,11 @@ async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery
     await access.complete()
 
 
-def _followed(loaded: Iterable[LoadedTls | None], local: LocalParts) -> Sequence[LoadedTls]:
-    """What is there of these; its files are followed from now on."""
-    certificates = [each for each in loaded if each is not None]
-    for each in certificates:
-        local.nursery.start_soon(follow_certificates, each, local.clock, local.report)
-    return certificates
+def _tls_of(metadata: MetadataStore) -> tuple[LoadedTls | None, Failure]:
+    """What connections to the metadata store are made with, if that is files, and the next failure of one."""
+    if isinstance(metadata, EtcdMetadataStore):
+        return metadata.tls, metadata.wait_failure
+    return None, trio.sleep_forever
 
 
 def _is_away(metadata: MetadataStore) -> bool:

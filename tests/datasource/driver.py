@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -15,16 +16,24 @@ sys.path.insert(0, str(ROOT))
 from tests.datasource.test_sink import signed  # noqa: E402
 from tests.support.spark_session import read_stream, start_spark, write_stream  # noqa: E402 - the path comes first
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 PATIENT = {"kafka.delivery.timeout.ms": "3600000"}
 """Longer than any test holds a request back."""
 
 
-def main() -> None:
+def run(spark: SparkSession, address: str, proxy: str, checkpoint: Path) -> None:
     """Run the query to its end."""
+    frame = signed(read_stream(spark, address, subscribe="in", maxOffsetsPerTrigger="700"))
+    write_stream(frame, proxy, checkpoint, topic="out", **PATIENT)
+
+
+def main() -> None:
+    """Run it in a session of its own."""
     address, proxy, checkpoint, local = sys.argv[1:]
     spark = start_spark(Path(local))
-    frame = signed(read_stream(spark, address, subscribe="in", maxOffsetsPerTrigger="700"))
-    write_stream(frame, proxy, Path(checkpoint), topic="out", **PATIENT)
+    run(spark, address, proxy, Path(checkpoint))
     spark.stop()
 
 

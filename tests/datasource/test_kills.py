@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 
 from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
+from tests.datasource.driver import run
 from tests.datasource.proxy import Moment, Proxy, Trap
 from tests.datasource.test_sink import assert_one_execution_per_task, keys
 from tests.support.limits import PATIENCE_S, PROGRAM_S
@@ -80,8 +82,12 @@ class Driver:
         pytest.param(DEATHS, id="at each step", marks=pytest.mark.slow),
     ],
 )
-def test_a_driver_killed_within_commits(tmp_path: Path, deaths: Sequence[tuple[int, Moment, int]]) -> None:
-    """Several lives of one query on one checkpoint, all but the last ended within a commit; the result is exact."""
+def test_a_driver_killed_within_commits(
+    spark: SparkSession, tmp_path: Path, deaths: Sequence[tuple[int, Moment, int]]
+) -> None:
+    """Several lives of one query on one checkpoint, all but the last ended within a commit; the result is exact. The
+    last one is in the shared session.
+    """
     checkpoint, local = tmp_path / "checkpoint", tmp_path / "local"
     with Sidecar(tmp_path / "data") as sidecar, Proxy(sidecar.port) as proxy:
         create_topic(sidecar.address, "in", partitions=2)
@@ -96,16 +102,15 @@ def test_a_driver_killed_within_commits(tmp_path: Path, deaths: Sequence[tuple[i
             assert trap.fired.is_set(), driver.log()
             assert status == -9, driver.log()
         proxy.set(None)
-        driver = Driver(sidecar.address, proxy.address, checkpoint, local)
-        assert driver.wait() == 0, driver.log()
+        run(spark, sidecar.address, proxy.address, checkpoint)
         rows = read_all(sidecar.address, "out")
         assert_exactly_once((row.key for row in rows), keys(0, 4000))
         assert_one_execution_per_task(rows)
 
 
-def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
-    """A driver hangs just before it commits; another takes over its checkpoint and finishes; the first wakes up, and
-    fails.
+def test_a_driver_that_was_replaced_cannot_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """A driver hangs just before it commits; another, in the shared session, takes over its checkpoint and finishes;
+    the first wakes up, and fails.
     """
     checkpoint = tmp_path / "checkpoint"
     replaced = threading.Event()
@@ -115,13 +120,10 @@ def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
         produce(sidecar.address, "in", keys(0, 2000))
         trap = Trap(EPOCH_COMMIT, "before", lambda: replaced.wait(2 * PROGRAM_S), nth=2, again=True)
         proxy.set(trap)
-        (tmp_path / "first").mkdir()
-        zombie = Driver(sidecar.address, proxy.address, checkpoint, tmp_path / "first" / "local")
+        zombie = Driver(sidecar.address, proxy.address, checkpoint, tmp_path / "local")
         try:
             assert trap.fired.wait(PROGRAM_S), zombie.log()
-            (tmp_path / "second").mkdir()
-            successor = Driver(sidecar.address, sidecar.address, checkpoint, tmp_path / "second" / "local")
-            assert successor.wait() == 0, successor.log()
+            run(spark, sidecar.address, sidecar.address, checkpoint)
         finally:
             replaced.set()
             status = zombie.wait()

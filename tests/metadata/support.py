@@ -27,7 +27,7 @@ from logstore.base.metadata.interface import Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.testing.metadata_contract import PATIENCE_S, StoreUnderTest
 from logstore.testing.ports import free_ports
-from logstore.testing.processes import etcd_answers, freeze
+from logstore.testing.processes import LONE_ETCD, etcd_answers, freeze
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 
 ETCD = shutil.which("etcd")
@@ -93,8 +93,9 @@ def etcd_members(
     names = [f"e{index}" for index in range(number)]
     peers = [f"http://127.0.0.1:{port}" for port in ports[number:]]
     cluster = ",".join(f"{name}={peer}" for name, peer in zip(names, peers, strict=True))
+    times = LONE_ETCD if number == 1 else ()
     members = [
-        EtcdMember(name, directory, f"{scheme}://127.0.0.1:{port}", peer, cluster, options)
+        EtcdMember(name, directory, f"{scheme}://127.0.0.1:{port}", peer, cluster, [*times, *options])
         for name, port, peer in zip(names, ports, peers, strict=False)
     ]
     try:

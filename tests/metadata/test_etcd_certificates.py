@@ -176,7 +176,7 @@ def test_a_host_that_etcd_refuses_starts_when_its_certificate_is_right(
     sidecar = Sidecar(tmp_path / "data", *flags_of(member, authorities))
 
     def mend() -> None:
-        until_said(sidecar, "metadata_awaited", 1)
+        until_said(sidecar, "metadata_away", 1)
         authorities.client.write_bytes(right)
 
     mending = threading.Thread(target=mend)

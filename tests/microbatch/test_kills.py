@@ -96,8 +96,12 @@ def test_a_sidecar_that_dies_at_every_step(spark: SparkSession, tmp_path: Path) 
         assert by_key(world.told()) == by_key(expected_of(epochs))
 
 
-def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: int) -> None:
-    """Run a query through the faults, with a new driver after each death; check what it has told."""
+def lives(
+    directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: int, spark: SparkSession | None = None
+) -> None:
+    """Run a query through the faults, with a new driver after each death; check what it has told. `spark`: the session
+    of the driver behind the last death; None: that is a process of its own, too.
+    """
     made = rows_of(epochs, ROWS, KEYS)
     world = World(None, sidecar.address, "visits", directory)
     for rows in made:
@@ -107,9 +111,9 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
         "directory": str(directory), "address": sidecar.address, "name": "visits", "rows_per_batch": ROWS,
     }  # fmt: skip
     (directory / "settings.json").write_text(json.dumps(settings))
-    deaths = 0
+    deaths, due = 0, sum(fault.victim == "driver" for fault in faults)
     log_path = directory / "driver.log"
-    while True:
+    while spark is None or deaths < due:
         with log_path.open("wb") as log:
             command = [sys.executable, str(DRIVER), str(directory / "settings.json")]
             process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -122,7 +126,10 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
             break
         assert status == -9, log_path.read_text(errors="replace")[-20000:]
         deaths += 1
-    assert deaths == sum(fault.victim == "driver" for fault in faults)
+    if spark is not None:
+        world = World(spark, sidecar.address, "visits", directory, create=False)
+        world.run(world.query(rows_per_batch=ROWS).option("extentLimit", 100))
+    assert deaths == due
     assert {int(path.name) for path in (directory / "fired").iterdir()} == set(range(len(faults)))
     assert by_key(world.told()) == by_key(expected_of(made))
 
@@ -131,12 +138,13 @@ DEATHS = [Fault("driver", "driver after commit", 2), Fault("driver", "task after
 
 
 @pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])
-def test_a_driver_that_dies_between_the_commits(tmp_path: Path, faults: list[Fault]) -> None:
+def test_a_driver_that_dies_between_the_commits(spark: SparkSession, tmp_path: Path, faults: list[Fault]) -> None:
     """The epoch is committed but Spark does not know: the next driver is handed the batch again, and drops it. One that
-    died before the commit makes the epoch anew, from the state of the one before.
+    died before the commit makes the epoch anew, from the state of the one before. The last driver has the shared
+    session.
     """
     with Sidecar(tmp_path / "data") as sidecar:
-        lives(tmp_path, sidecar, faults, 8)
+        lives(tmp_path, sidecar, faults, 8, spark)
 
 
 def faults_of(seed: int, epochs: int, each: int) -> list[Fault]:

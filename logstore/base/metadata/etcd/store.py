@@ -82,6 +82,10 @@ class EtcdMetadataStore:
         """The files of new connections, which somebody may follow; None: there are none."""
         return self._transport.tls
 
+    async def wait_failure(self) -> None:
+        """Wait for the next call that an endpoint does not answer."""
+        await self._transport.wait_failure()
+
     async def get(self, key: str) -> Reading:
         """See MetadataStore."""
         check_key(key)

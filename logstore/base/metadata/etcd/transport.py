@@ -138,6 +138,7 @@ class EtcdTransport:
         self._without_users = False
         self._cluster_id = ""
         self._alive_s: dict[str, float] = {}
+        self._failed = trio.Event()
         self._headers = {endpoint: _headers(endpoint) for endpoint in settings.endpoints}
 
     @property
@@ -275,6 +276,12 @@ class EtcdTransport:
         if not self.statistics.away:
             self._report(METADATA_AWAY, etcd=endpoint, why=why)
         self.statistics.away = why
+        self._failed.set()
+        self._failed = trio.Event()
+
+    async def wait_failure(self) -> None:
+        """Wait until an endpoint fails the next time."""
+        await self._failed.wait()
 
     def answered(self) -> None:
         """Note that an endpoint answered."""
