@@ -351,22 +351,23 @@ def find_timestamp(
         if not header.is_control and header.max_timestamp >= timestamp_ms:
             if max_records is not None and (header.compression or header.record_count > max_records):
                 raise NotQuick(view.log_path)
-            moment = _first_since(found, timestamp_ms, from_offset)
+            moment = first_moment(header, found.buffer, timestamp_ms, from_offset)
             if moment is not None:
                 return moment
     return None
 
 
-def _first_since(found: FoundBatch, timestamp_ms: int, from_offset: int) -> TimeFound | None:
-    """The first record of a batch at or after `from_offset` with this timestamp or a later one."""
-    if not found.header.compression:
-        try:
-            first = first_since(found.buffer[HEADER_BYTES:], found.header, timestamp_ms, from_offset)
-        except CorruptBatch:
-            pass  # how far the batch can be read, the walk over all its records says
-        else:
-            return None if first is None else TimeFound(*first)
-    return next((moment for moment in _times(found, from_offset) if moment.timestamp >= timestamp_ms), None)
+def first_moment(header: BatchHeader, batch: memoryview, timestamp_ms: int, from_offset: int) -> TimeFound | None:
+    """The first record of a checked batch at or after `from_offset` with this timestamp or a later one. A batch that
+    cannot be decompressed as far as that gives one that is not exact, if its latest timestamp is as late.
+    """
+    try:
+        opened = open_records(batch[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
+        first = first_since(opened, header, timestamp_ms, from_offset)
+    except CorruptBatch:  # how far the batch can be read, the walk over all its records says
+        times = batch_times(header, batch, from_offset)
+        return next((moment for moment in times if moment.timestamp >= timestamp_ms), None)
+    return None if first is None else TimeFound(*first)
 
 
 def find_newest(fs: ReadableFiles, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:
@@ -381,20 +382,19 @@ def find_newest(fs: ReadableFiles, cache: IndexCache, view: ChunkView, from_offs
     start = load_index(fs, cache, view).position_of(from_offset)
     for found in walk_batches(fs, view, start, from_offset, READ_BYTES):
         if not found.header.is_control and (newest is None or found.header.max_timestamp > newest.timestamp):
-            for moment in _times(found, from_offset):
+            for moment in batch_times(found.header, found.buffer, from_offset):
                 if newest is None or moment.timestamp > newest.timestamp:
                     newest = moment
     return newest
 
 
-def _times(found: FoundBatch, from_offset: int) -> Iterator[TimeFound]:
-    """The times of a batch's records at or after `from_offset`, in order. Where the batch cannot be decompressed
-    further, the last result is not exact.
+def batch_times(header: BatchHeader, batch: memoryview, from_offset: int) -> Iterator[TimeFound]:
+    """The times of a checked batch's records at or after `from_offset`, in order. Where the batch cannot be
+    decompressed further, the last result is not exact.
     """
-    header = found.header
     offset = header.base_offset
     try:
-        opened = open_records(found.buffer[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
+        opened = open_records(batch[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
         for offset, timestamp in iterate_times(opened, header):
             if offset >= from_offset:
                 yield TimeFound(offset, timestamp)

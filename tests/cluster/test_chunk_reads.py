@@ -14,8 +14,9 @@ from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.errors import CorruptChunk, OffsetOutOfRange, OutOfOrderSequence
-from logstore.format.batch import iterate_batches
-from logstore.format.records import decode_batch
+from logstore.format.batch import HEADER_BYTES, iterate_batches, seal_batch
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.reading import TimeFound
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.replica.messages import BatchEntry
@@ -154,6 +155,28 @@ async def test_records_are_found_by_time(tmp_path: Path) -> None:
         newest = await cluster.reads.max_timestamp(front.stream)
         assert newest is not None
         assert (newest.offset, newest.timestamp) == (2, start_ms + 20)
+
+
+async def test_a_look_up_by_time_decodes_no_record_behind_the_one_that_it_finds(tmp_path: Path) -> None:
+    """A batch on other hosts whose last record is malformed tells the times in front of it exactly; of those behind,
+    that they are at or behind the last one that could be read.
+    """
+    async with hosts(tmp_path) as cluster:
+        front = await cluster.lead()
+        start_ms = front.clock.wall_ms()
+        front.append(b"0", b"1", b"2")
+        cluster.owner.ack()
+        entries = cluster.owner.chunks[-1].entries
+        records = [Record(number, start_ms + number, None, b"v") for number in range(3)]
+        batch = encode_batch(records)
+        last_bytes = (len(batch) - HEADER_BYTES) // 3
+        batch[-last_bytes] = 1  # a length of -1
+        entries[0] = entries[0]._replace(data=bytes(seal_batch(batch)))
+        exact = TimeFound(1, start_ms + 1)
+        assert await cluster.reads.find_timestamp(front.stream, start_ms + 1) == exact
+        late = await cluster.reads.find_timestamp(front.stream, start_ms + 2)
+        assert late is not None
+        assert (late.offset, late.exact) == (2, False)
 
 
 class OneCopy:

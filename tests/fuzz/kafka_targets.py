@@ -33,7 +33,7 @@ from logstore.format import epoch_api, operator_api, reader_api
 from logstore.format.batch import CRC_START, HEADER_BYTES, MAGIC_OFFSET, parse_header, seal_batch
 from logstore.format.compression import GZIP, LZ4, SNAPPY, ZSTD, open_records
 from logstore.format.control import Begin, End, decode_control, encode_control
-from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
+from logstore.format.records import Record, decode_batch, encode_batch, first_since, iterate_times
 from logstore.kafka import codec, fetch, produce, ready_fetch
 from logstore.kafka.framing import Reader
 from logstore.kafka.rights.table import RULES
@@ -194,6 +194,15 @@ def _opened(codec_number: int, data: bytes) -> object:
     return list(iterate_times(opened, parse_header(encode_batch(RECORDS))))
 
 
+def _since(sealed: bool, data: bytes) -> object:
+    """The first record since a time; a sealed batch is uncompressed, of times that look-ups pass and find."""
+    batch = bytes(_sealed(data)) if sealed else bytes(encode_batch(RECORDS))[:HEADER_BYTES] + data
+    header = parse_header(batch)
+    records, offset = memoryview(batch)[HEADER_BYTES:], header.base_offset + 1
+    times_ms = (header.base_timestamp, NOW_MS + 1, header.max_timestamp + 1)
+    return [first_since(records, header, time_ms, offset) for time_ms in times_ms]
+
+
 def _xerial(data: bytes) -> bytes:
     block = bytes(cramjam.snappy.compress_raw(data))
     return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + struct.pack(">i", len(block)) + block
@@ -218,6 +227,8 @@ def batches() -> list[Target]:
         Target("batch", partial(_checked, False), refused, (plain, old)),
         Target("batch-sealed", partial(_checked, True), refused, (plain, *controls)),
         Target("records-sealed", _records, damaged, (plain,)),
+        Target("records-since", partial(_since, False), damaged, (body,)),
+        Target("records-since-sealed", partial(_since, True), damaged, (plain,)),
         Target("control-sealed", _control, (CorruptBatch, UnknownFormatVersion), controls),
         *(Target(f"records-{name}", partial(_opened, of), damaged, seeds) for name, (of, seeds) in codecs.items()),
     ]

@@ -13,6 +13,7 @@ Invariants:
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from heapq import nlargest
 from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
@@ -25,15 +26,13 @@ from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.tiered_producers import founded_on, replay_stored
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
-from logstore.format.batch import HEADER_BYTES, BatchHeader, empty_batch, iterate_batches, parse_header
-from logstore.format.compression import open_records
+from logstore.format.batch import BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.control import known_type
-from logstore.format.records import iterate_times
 from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import Buffer
 from logstore.log.producers import ProducerTable
 from logstore.log.read_patience import ReadPatience
-from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
+from logstore.log.reading import ReadResult, TimeFound, batch_times, first_moment
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
@@ -362,8 +361,8 @@ class ChunkReads:
 
             def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late, start: int = start) -> bool:
                 if header.max_timestamp >= timestamp_ms and not header.is_control:
-                    times = (each for each in _times(header, batch) if each.offset >= start)
-                    late += [each for each in times if each.timestamp >= timestamp_ms]
+                    moment = first_moment(header, memoryview(batch), timestamp_ms, start)
+                    late += [] if moment is None else [moment]
                 return bool(late)
 
             await self._walk(stream, chunk, look)
@@ -398,8 +397,8 @@ class ChunkReads:
 
         def look(header: BatchHeader, batch: Buffer) -> bool:
             if not header.is_control and (not newest or header.max_timestamp > newest[0].timestamp):
-                times = (each for each in _times(header, batch) if each.offset >= start)
-                newest[:] = sorted((*newest, *times), key=lambda each: -each.timestamp)[:1]
+                times = batch_times(header, memoryview(batch), start)
+                newest[:] = nlargest(1, (*newest, *times), key=lambda each: each.rank)
             return False
 
         await self._walk(stream, chunk, look)
@@ -482,15 +481,6 @@ def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _Shown
                 last_offset=limit - 1,
             ) from error
     return _ShownBatches(batches, next_offset)
-
-
-def _times(header: BatchHeader, batch: Buffer) -> list[TimeFound]:
-    """The offsets and times of a batch's records; not exact if they cannot be decompressed."""
-    try:
-        records = open_records(memoryview(batch)[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
-        return [TimeFound(offset, time) for offset, time in iterate_times(records, header)]
-    except CorruptBatch:
-        return [TimeFound(header.base_offset, header.max_timestamp, exact=False)]
 
 
 def _short(stream: str, chunk: ChunkRegistration, offset: int, limit: int) -> CorruptChunk:
