@@ -13,7 +13,7 @@ import trio
 from logstore.cluster.interfaces import Answering, ReplicaFiles
 from logstore.cluster.streams import late_reads
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.late_reads import KEPT_S, LATE_S, LateReads
+from logstore.cluster.streams.late_reads import ERROR_S, KEPT_S, LATE_S, LateReads
 from logstore.engine import StoreEngine
 from logstore.errors import ChunkUnreachable
 from logstore.log.read_patience import ReadPatience
@@ -126,6 +126,18 @@ async def test_a_fetch_hears_that_hosts_are_away(autojump_clock: Any) -> None:
             with pytest.raises(ChunkUnreachable):
                 await at.fetch(offset)
         assert (at.owner.reads, trio.current_time()) == (asked, begun_s)
+
+
+async def test_a_fetch_does_not_hear_that_hosts_were_away(autojump_clock: Any) -> None:
+    """The error of a read that has ended a while ago is nobody's: the members are asked, who are back."""
+    async with reader() as at:
+        at.owner.is_silent = at.owner.is_away = True
+        assert not (await at.fetch())[0].buffers
+        await at.wait_woken()
+        at.owner.is_silent = at.owner.is_away = False
+        await trio.sleep(1.01 * ERROR_S)
+        assert (await at.fetch())[0].next_offset == 1
+        assert (await at.fetch())[0].next_offset == 1
 
 
 async def test_nobody_waits_for_hosts_that_are_known_to_be_silent(autojump_clock: Any) -> None:

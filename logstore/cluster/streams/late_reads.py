@@ -5,8 +5,8 @@ can be reached. A Fetch that waited for that would hold up the records of its ot
 
 Invariants:
 * A reader waits for LATE_S, and for what all reads of its request may wait together (`ReadPatience`). Then the read
-  goes on without it, from the beginning, and the stream's waiters are woken at its end; its answer, or its error, is
-  that of the next read of the place.
+  goes on without it, from the beginning, and the stream's waiters are woken at its end; its answer is that of the next
+  read of the place. So is its error for ERROR_S: who comes later hears what is so then, and not what was.
 * For members that are known to be silent nobody waits (`logstore.cluster.streams.entry_reads`): if the tier has the
   chunk, it is read there; else the read goes on without its reader from the first moment. Of a chunk of which no host
   can be reached, that is said at once. So a request of many partitions waits for each silent host once, not for each
@@ -34,6 +34,8 @@ LATE_S: Final = 0.2
 """Longer than members take that are well; one that takes longer counts as silent from then on."""
 MAX_LATE: Final = 16
 KEPT_S: Final = 10.0
+ERROR_S: Final = 1.0
+"""A client whose Fetch was answered with nothing comes back in less, and one that waits is woken."""
 
 Place = tuple[str, int, int]
 """Stream, epoch of a chunk, offset."""
@@ -60,6 +62,9 @@ class LateReads:
         """Entries from an offset on, from any member; None: they are on their way. Raises ChunkUnreachable."""
         place = (stream.stream, chunk.epoch, offset)
         late = self._late.get(place)
+        if late is not None and self._is_old_error(place, late):
+            self._forget(place)
+            late = None
         if late is not None and late.done:
             self._forget(place)  # at once: another reader may begin the place anew during the checkpoint
             await trio.lowlevel.checkpoint()
@@ -78,6 +83,10 @@ class LateReads:
                 patience.took(trio.current_time() - begun_s)
         self._begin(place, stream, chunk, max_bytes)
         return None
+
+    def _is_old_error(self, place: Place, late: Ticket[EntriesRead]) -> bool:
+        """Whether a read has failed so long ago that its error says nothing any more."""
+        return late.error is not None and trio.current_time() - self._ended_s[place] > ERROR_S
 
     def _begin(self, place: Place, stream: ReplicatedStream, chunk: ChunkRegistration, max_bytes: int) -> None:
         if place in self._late:
