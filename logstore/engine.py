@@ -289,28 +289,37 @@ class StoreEngine:
             return await self.tier.serve(
                 stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
             )
-        await self._beside.wait()
-        paid_bytes = self._beside.begin(max_bytes)
-        await self._ahead.wait(place)
-        stream.check_offset(offset)  # trimmed during a wait
-        result = self._ahead.pieces.take(place, max_bytes)
-        is_sequential = result is not None or self._ahead.pieces.is_sequential(place)
-        if result is None:
-            most_bytes = max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes
-            try:
-                found = await self._read_chunk(stream, place, most_bytes)
-            except (CorruptChunk, FileNotFoundError):
-                if (tiered := stream.tiered.at(offset)) is None:
-                    raise
-                # The local copy is damaged, or has gone since.
-                return await self.tier.serve(
-                    stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
-                )
-            result, rest = split(found, max_bytes)
-            self._ahead.pieces.put(place._replace(offset=result.next_offset), rest)
-        self._beside.end(paid_bytes, result.size_bytes)
+        try:
+            result, is_sequential = await self._read_share(stream, place, max_bytes)
+        except (CorruptChunk, FileNotFoundError):
+            if (tiered := stream.tiered.at(offset)) is None:
+                raise
+            # The local copy is damaged, or has gone since.
+            return await self.tier.serve(
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=patience is None
+            )
         self._ahead.read_on(stream, place, result.next_offset, is_sequential=is_sequential)
         return result
+
+    async def _read_share(self, stream: Stream, place: ReadPosition, max_bytes: int) -> tuple[ReadResult, bool]:
+        """Batches at a place from this store's files, read ahead or now, once readers have their share; and whether the
+        reader reads on.
+        """
+        await self._beside.wait()
+        paid_bytes, size_bytes = self._beside.begin(max_bytes), 0
+        try:
+            await self._ahead.wait(place)
+            stream.check_offset(place.offset)  # trimmed during a wait
+            result = self._ahead.pieces.take(place, max_bytes)
+            is_sequential = result is not None or self._ahead.pieces.is_sequential(place)
+            if result is None:
+                most_bytes = max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes
+                result, rest = split(await self._read_chunk(stream, place, most_bytes), max_bytes)
+                self._ahead.pieces.put(place._replace(offset=result.next_offset), rest)
+            size_bytes = result.size_bytes
+        finally:
+            self._beside.end(paid_bytes, size_bytes)  # a read that fails gives all of it back
+        return result, is_sequential
 
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The end of the log for the one leader epoch of a host alone; see `ServingEngine`."""

@@ -66,7 +66,7 @@ class DiskWork:
         def settled(ticket: Ticket[None]) -> None:
             if not self._bursts.is_open and self._files.after_settling(self._bursts.end):
                 self._bursts.begin()
-            self._copies.write_ended(store.operation, begun_s)
+            self._copies.write_ended(store.operation, begun_s, is_append=is_append)
             if ticket.error is None:
                 self._carry_out(self._replica.stored(store.token))
                 return
@@ -74,7 +74,7 @@ class DiskWork:
             self._report(REPLICA_DAMAGED, operation=type(store.operation).__name__, error=ticket.error)
             self._carry_out(self._replica.store_failed(store.token, is_damaged=is_damaged))
 
-        self._copies.write_begun(store.operation)
+        is_append = self._copies.write_begun(store.operation)
         self._files.perform(store.operation).add_callback(settled)
         if self._bursts.is_open:
             self._bursts.gather(self._files.begin)

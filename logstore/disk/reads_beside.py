@@ -3,7 +3,8 @@
 Invariants:
 * Only jobs that sync data count as writes; what looks at the disk, or removes files, holds no read up.
 * A read that has to wait for the share also lets a write go first that is under way, queued, or arrives in the same
-  turn of the event loop, for WRITE_WAIT_S at most: reads go on whatever the disk does.
+  turn of the event loop, for WRITE_WAIT_S at most: reads go on whatever the disk does, at their share while a sync
+  hangs.
 * Reads that wait begin in the order in which they came.
 """
 
@@ -27,18 +28,17 @@ class ReadsBeside:
         self._may_start = may_start
         self._share = ReadShare()
         self._turn = trio.Lock()
-        self._syncing = 0
         self._settled = trio.Event()
 
     def started(self, job: DiskJob) -> None:
         """A disk job starts."""
         if job.is_synced:
-            self._share.note_write(trio.current_time())
-            self._syncing += 1
+            self._share.begin_write(trio.current_time())
 
     def ended(self, job: DiskJob) -> None:
         """A disk job has ended."""
-        self._syncing -= job.is_synced
+        if job.is_synced:
+            self._share.end_write(trio.current_time())
 
     def settled(self) -> None:
         """The jobs that ended together have settled."""
@@ -79,7 +79,7 @@ class ReadsBeside:
     async def _let_write_pass(self) -> None:
         """Wait for a write that is under way or about to start, WRITE_WAIT_S at most."""
         await trio.lowlevel.checkpoint()  # what has arrived in this turn is appended first
-        if self._syncing or self._may_start():
+        if self._share.is_writing or self._may_start():
             if self._settled.is_set():
                 self._settled = trio.Event()
             with trio.move_on_after(WRITE_WAIT_S):

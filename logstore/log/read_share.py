@@ -4,8 +4,9 @@ A reader that catches up at full speed keeps the event loop and a processor busy
 spaced: most batches that arrive then find the event loop and a processor free.
 
 Invariants:
-* Without a sync for BESIDE_S seconds, no read is held up, and no read is paid for: what was read meanwhile delays
-  nobody when the next write begins.
+* Unless a synced write is under way, or one began or ended in the last BESIDE_S seconds, no read is held up, and no
+  read is paid for: what was read meanwhile delays nobody when the next write begins. A write counts for as long as it
+  takes: reads at full speed would come just when the disk is slowest.
 * Beside writes a read begins only when all earlier reads beside writes are paid for: a MiB costs a millisecond. A small
   read hardly delays the next one.
 * No clock, no I/O: the caller says what time it is, and waits.
@@ -16,7 +17,9 @@ from typing import Final
 BYTES_PER_S: Final = 1 << 30
 """What readers get together beside writes. A MiB from memory takes the event loop about a third of its millisecond."""
 BESIDE_S: Final = 0.1
-"""A write counts for so long: a producer that sends ten requests a second has its share at each of them."""
+"""A write counts for so much longer than it takes: a producer that sends ten requests a second has its share at each of
+them.
+"""
 
 
 class ReadShare:
@@ -24,15 +27,27 @@ class ReadShare:
 
     def __init__(self) -> None:
         self._written_s = float("-inf")
+        self._writing = 0
         self._free_s = float("-inf")
 
-    def note_write(self, now_s: float) -> None:
-        """A write that is synced begins."""
+    def begin_write(self, now_s: float) -> None:
+        """A write that is synced begins; `end_write` is to be told of its end."""
         self._written_s = now_s
+        self._writing += 1
+
+    def end_write(self, now_s: float) -> None:
+        """A write that is synced has ended, or has failed."""
+        self._written_s = now_s
+        self._writing -= 1
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._writing > 0
 
     def is_beside_writes(self, now_s: float) -> bool:
-        """Whether streams are being written: the last write began less than BESIDE_S ago."""
-        return now_s - self._written_s <= BESIDE_S
+        """Whether streams are being written: a write is under way, or was less than BESIDE_S ago."""
+        return self._writing > 0 or now_s - self._written_s <= BESIDE_S
 
     def wait_s(self, now_s: float) -> float:
         """For how long the next read has to wait; 0: it may begin."""

@@ -60,6 +60,22 @@ def test_an_unknown_disk_is_treated_with_care() -> None:
     assert pace.rate(10.1) == SLOW.min_bytes_per_s
 
 
+def test_an_append_counts_for_as_long_as_it_takes() -> None:
+    """While a disk takes seconds for it, copies keep their pace: at full speed they would make it slower. So it does
+    for BESIDE_S behind its end, and whether or not another one has ended meanwhile.
+    """
+    pace = CopyPace(SLOW)
+    pace.append_begun(10)
+    pace.append_begun(10)
+    pace.append_durable(10, 10.01)
+    late_s = 10 + 20 * BESIDE_S
+    assert pace.rate(late_s) == SLOW.min_bytes_per_s
+    assert pace.pieces_at_once(late_s) == 1
+    pace.append_durable(10, late_s)
+    assert pace.rate(late_s + 0.9 * BESIDE_S) == SLOW.min_bytes_per_s
+    assert pace.rate(late_s + 1.1 * BESIDE_S) == SLOW.max_bytes_per_s
+
+
 def test_harmed_appends_slow_copies_down_and_others_let_them_be_faster() -> None:
     """A harm halves the rate, down to the least and no further; two hundred unharmed ones double it again."""
     pace = CopyPace(SLOW)
@@ -68,12 +84,15 @@ def test_harmed_appends_slow_copies_down_and_others_let_them_be_faster() -> None
     pace.piece_begun()
     for doublings in (1, 2, 3):
         for _ in range(200):
+            pace.append_begun(now_s)
             pace.append_durable(now_s, now_s + 0.002)
         assert pace.rate(now_s) == pytest.approx(SLOW.min_bytes_per_s * 2**doublings, rel=0.05)
     before = pace.rate(now_s)
+    pace.append_begun(now_s)
     pace.append_durable(now_s, now_s + 0.02)
     assert pace.rate(now_s) <= before / 2
     for _ in range(100):
+        pace.append_begun(now_s)
         pace.append_durable(now_s, now_s + 0.02)
     assert pace.rate(now_s) == SLOW.min_bytes_per_s
 

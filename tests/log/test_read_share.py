@@ -12,8 +12,14 @@ COST_S = SIZE_BYTES / BYTES_PER_S
 def beside_writes() -> ReadShare:
     """A share while a stream is written, at NOW_S."""
     share = ReadShare()
-    share.note_write(NOW_S)
+    write(share, NOW_S)
     return share
+
+
+def write(share: ReadShare, now_s: float, took_s: float = 0.0) -> None:
+    """A write that is synced."""
+    share.begin_write(now_s)
+    share.end_write(now_s + took_s)
 
 
 def read(share: ReadShare, size_bytes: int, now_s: float) -> None:
@@ -27,7 +33,7 @@ def test_nobody_waits_without_writes() -> None:
     for _ in range(1000):
         read(share, SIZE_BYTES, NOW_S)
         assert share.wait_s(NOW_S) == 0
-    share.note_write(NOW_S)
+    write(share, NOW_S)
     read(share, SIZE_BYTES, NOW_S)
     assert share.wait_s(NOW_S) > 0
     assert share.wait_s(NOW_S + 2 * BESIDE_S) == 0
@@ -39,7 +45,7 @@ def test_what_was_read_without_writes_is_not_paid_for_when_a_write_begins() -> N
     for step in range(1000):
         read(share, SIZE_BYTES, NOW_S + step * COST_S / 5)
     end_s = NOW_S + 1000 * COST_S / 5
-    share.note_write(end_s)
+    write(share, end_s)
     assert share.wait_s(end_s) == 0
     read(share, SIZE_BYTES, end_s)
     assert abs(share.wait_s(end_s) - COST_S) < COST_S / 1000
@@ -49,7 +55,7 @@ def test_a_read_that_began_without_writes_gives_nothing_back() -> None:
     """Of many reads that find little, those that were not paid for do not shorten the wait of others."""
     share = ReadShare()
     paid_bytes = [share.begin_read(SIZE_BYTES, NOW_S) for _ in range(10)]
-    share.note_write(NOW_S)
+    write(share, NOW_S)
     for _ in range(5):
         read(share, SIZE_BYTES, NOW_S)
     for paid in paid_bytes:
@@ -100,4 +106,28 @@ def test_every_write_prolongs_the_time_in_which_reads_are_spaced() -> None:
         now_s = NOW_S + step * BESIDE_S * 0.9
         read(share, SIZE_BYTES, now_s)
         assert share.wait_s(now_s) > 0
-        share.note_write(now_s)
+        write(share, now_s)
+
+
+def test_a_write_counts_for_as_long_as_it_takes() -> None:
+    """While a disk takes seconds for a sync, readers keep to their share: at full speed they would make it slower. It
+    counts for BESIDE_S behind its end, whichever of several ends first.
+    """
+    share, end_s = ReadShare(), NOW_S + 100 * BESIDE_S
+    share.begin_write(NOW_S)
+    share.begin_write(NOW_S)
+    share.end_write(NOW_S)
+    for now_s in (NOW_S + 2 * BESIDE_S, end_s):
+        read(share, SIZE_BYTES, now_s)
+        assert abs(share.wait_s(now_s) - COST_S) < COST_S / 1000
+    share.end_write(end_s)
+    assert share.is_beside_writes(end_s + 0.9 * BESIDE_S)
+    assert not share.is_beside_writes(end_s + 1.1 * BESIDE_S)
+
+
+def test_a_read_that_fails_gives_back_what_it_has_paid() -> None:
+    """Reads that give nothing hold no other one up."""
+    share = beside_writes()
+    for _ in range(100):
+        read(share, 0, NOW_S)
+    assert share.wait_s(NOW_S) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import uuid
@@ -48,10 +49,12 @@ class HangingFiles(OsFiles):
         self.is_hanging = threading.Event()
         self.reads = 0
         """Reads of chunks."""
-        self.lacks_memory = False
+        self.lacks_memory = self.is_broken = False
 
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
         """Count the read."""
+        if self.is_broken:
+            raise OSError(errno.EIO, "no such luck")
         self.reads += path.endswith(".log")
         return super().read(path, position, length, drop_cache=drop_cache)
 
@@ -59,6 +62,8 @@ class HangingFiles(OsFiles):
         """Count the read if it finds what it wants."""
         if self.lacks_memory:
             raise MemoryError
+        if self.is_broken:
+            return None
         found = super().read_cached(path, position, length)
         self.reads += found is not None and path.endswith(".log")
         return found
@@ -255,21 +260,45 @@ async def test_what_was_read_ahead_is_given_at_once_but_not_beside_writes(
 
 
 async def test_a_write_that_hangs_holds_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
-    """A reader gets its share whatever the disk does, and all it asks for once nothing is written any more."""
+    """A reader gets its share whatever the disk does, and no more, however long the write takes; and all it asks for
+    once nothing is written any more.
+    """
     async with opened(tmp_path) as place, trio.open_nursery() as nursery:
         await place.read("first")
         await place.begin_hanging_write(nursery)
-        nursery.start_soon(place.read, "second")
-        await wait_all_tasks_blocked()
-        mock_clock.jump(SHARE_S)
-        await wait_all_tasks_blocked()
-        mock_clock.jump(1.01 * WRITE_WAIT_S)
-        await place.happened("first", "second")
+        for passed_s in (0.0, 10 * BESIDE_S, 100 * BESIDE_S):
+            mock_clock.jump(passed_s)
+            place.events[:] = ["first"]
+            if passed_s:
+                await place.read("paid")
+                place.events.remove("paid")
+            nursery.start_soon(place.read, "second")
+            await wait_all_tasks_blocked()
+            assert place.events == ["first"]
+            mock_clock.jump(SHARE_S)
+            await wait_all_tasks_blocked()
+            mock_clock.jump(1.01 * WRITE_WAIT_S)
+            await place.happened("first", "second")
+        place.files.goes_on.set()
+        await place.happened("first", "second", "acknowledged")
         mock_clock.jump(1.01 * BESIDE_S)
         for _ in range(10):
             await place.read()
-        assert place.events == ["first", "second", *["read"] * 10]
-        place.files.goes_on.set()
+        assert place.events == ["first", "second", "acknowledged", *["read"] * 10]
+
+
+async def test_a_read_that_fails_gives_its_share_back(tmp_path: Path, mock_clock: MockClock) -> None:
+    """Beside writes the next reader does not wait for what a read of a disk that fails has not given."""
+    async with opened(tmp_path) as place:
+        mock_clock.jump(1.01 * BESIDE_S)
+        await place.append()
+        place.files.is_broken = True
+        with pytest.raises(OSError, match="no such luck"):
+            await place.engine.read(place.history, 0, AHEAD_BYTES)
+        place.files.is_broken = False
+        assert place.engine._beside.is_beside_writes
+        assert place.engine._beside.may_read
+        await place.read()
 
 
 async def test_a_read_alone_never_waits(tmp_path: Path, mock_clock: MockClock) -> None:

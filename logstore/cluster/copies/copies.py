@@ -91,17 +91,19 @@ class Copies:
         """A host does not send entries of a chunk."""
         self._ended(message.stream, message.epoch, 0)
 
-    def write_begun(self, operation: DiskOperation) -> None:
-        """An operation was given to the disk."""
-        if isinstance(operation, WriteEntries) and not self.flow.is_in_flight(operation.stream, operation.epoch):
-            self.pace.append_begun(trio.current_time())
+    def write_begun(self, operation: DiskOperation) -> bool:
+        """An operation was given to the disk; returns whether it is an append, which `write_ended` is to be told."""
+        if not isinstance(operation, WriteEntries) or self.flow.is_in_flight(operation.stream, operation.epoch):
+            return False
+        self.pace.append_begun(trio.current_time())
+        return True
 
-    def write_ended(self, operation: DiskOperation, begun_s: float) -> None:
+    def write_ended(self, operation: DiskOperation, begun_s: float, *, is_append: bool) -> None:
         """An operation that had begun at a time is durable, or has failed."""
-        if isinstance(operation, WriteEntries):
-            size_bytes = sum(len(entry.data) for entry in operation.entries)
-            if not self._ended(operation.stream, operation.epoch, size_bytes):
-                self.pace.append_durable(begun_s, trio.current_time())
+        if is_append:
+            self.pace.append_durable(begun_s, trio.current_time())
+        elif isinstance(operation, WriteEntries):
+            self._ended(operation.stream, operation.epoch, sum(len(entry.data) for entry in operation.entries))
 
     def _ended(self, stream: str, epoch: int, size_bytes: int) -> bool:
         was_piece = self.flow.ended(stream, epoch, size_bytes, trio.current_time())

@@ -9,7 +9,8 @@ Invariants:
   whatever the disk, the load and the size of batches. That is what a 99th percentile allows.
 * Copies begin at the least rate. It grows only while they flow, and a harm halves what has really flowed: a rate that
   nothing has used says nothing of what appends feel.
-* The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
+* The rate stays between the two that the operator sets; it is the higher one while no append is under way and none was
+  for BESIDE_S: an append counts for as long as it takes, for the disk is slowest when it takes longest.
 * Pieces that may not be fast (`copy_speed`) have the least rate together, with appends or without. While the last one
   was such a piece, the rate grows to HELD_BACK times the least and no further: what has not flowed says nothing.
 * A piece is so large that its bytes take half as long as what comes with every write: smaller ones would cost the disk
@@ -34,7 +35,7 @@ SMALL_PIECE_BYTES: Final = MIN_PIECE_BYTES * 3 // 2
 UNKNOWN_PIECE_BYTES: Final = MAX_PIECE_BYTES // 2
 """Until it is known what bytes cost: so much more than a small piece that the difference says it."""
 BESIDE_S: Final = 0.5
-"""An append counts for so long: a producer that sends twice a second has its copies paced."""
+"""An append counts for so much longer than it takes: a producer that sends twice a second has its copies paced."""
 KEPT_CALM: Final = 64
 """Appends without a piece beside them whose times are remembered."""
 HIGH_RANK: Final = 2
@@ -81,7 +82,7 @@ class CopyPace:
         self._appended_s = self._free_s = self._least_free_s = self._piece_ended_s = float("-inf")
         self._is_fast = True
         """Whether the last piece was."""
-        self._pieces = 0
+        self._pieces = self._appending = 0
         self._small_s = self._byte_s = 0.0
         """How long a small piece takes, and each byte more; 0: not known yet."""
         self._asked = 0
@@ -105,17 +106,20 @@ class CopyPace:
         return len(self._calm_s) >= KEPT_CALM // 4
 
     def is_beside_appends(self, now_s: float) -> bool:
-        """Whether there was an append here a moment ago."""
-        return now_s - self._appended_s <= BESIDE_S
+        """Whether an append is under way here, or was a moment ago."""
+        return self._appending > 0 or now_s - self._appended_s <= BESIDE_S
 
     # ---- appends
 
     def append_begun(self, now_s: float) -> None:
-        """An append was given to the disk."""
+        """An append was given to the disk; `append_durable` is to be told of its end."""
         self._appended_s = now_s
+        self._appending += 1
 
     def append_durable(self, begun_s: float, now_s: float) -> None:
-        """An append that had begun at a time is durable."""
+        """An append that had begun at a time is durable, or has failed."""
+        self._appended_s = now_s
+        self._appending -= 1
         took_s = now_s - begun_s
         if not self._pieces and self._piece_ended_s < begun_s:
             self._calm_s.append(took_s)
