@@ -1,7 +1,8 @@
 """`cairn acl`: the access control list entries of a sidecar or a cluster: show, add, remove.
 
-Invariants: `list` changes nothing. `remove` shows what it would remove, and asks at the terminal or wants `--yes` where
-that is more than one entry; it removes what its line means when it is done, not what was shown. The first entry ends
+Invariants: `list` changes nothing. `remove` removes every entry only with `--all`; it shows what it would remove, and
+asks at the terminal or wants `--yes` where that is more than one entry; it removes what its line means when it is
+done, not what was shown. The first entry ends
 that everybody may do everything, and the last may bring that back: either is said on standard error.
 """
 
@@ -28,13 +29,16 @@ YES: Final = ("y", "yes")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn acl`."""
     add_connection_arguments(parser)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = add_action(actions, "list", "entries: all, or those that apply to a name, a principal, an operation")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    listing = add_action(
+        actions, "list", "entries: all, or those that apply to a name, a principal, an operation (the default)"
+    )
     add_filter_arguments(listing, pattern="match", has_roles=False)
-    add = add_action(actions, "add", "allow or deny somebody something")
+    add = add_action(actions, "add", "allow or deny operations")
     add_entry_arguments(add)
-    remove = add_action(actions, "remove", "remove all entries that the line means")
+    remove = add_action(actions, "remove", "remove all entries that match")
     add_filter_arguments(remove, pattern="literal", has_roles=True)
+    remove.add_argument("--all", action="store_true", help="every entry, where no other option says which")
     remove.add_argument("--yes", "--force", action="store_true", help="do not ask")
 
 
@@ -56,7 +60,8 @@ def _acl(arguments: argparse.Namespace) -> int:
 
 
 def _list(admin: Admin, arguments: argparse.Namespace) -> int:
-    found = _found(admin, [AclEntryFilter(*wanted) for wanted in filters_of(arguments)])
+    wanted = filters_of(arguments) if arguments.action else [EVERYTHING]
+    found = _found(admin, [AclEntryFilter(*each) for each in wanted])
     _show("acls", found, arguments)
     return 0
 
@@ -81,9 +86,15 @@ def _add(admin: Admin, arguments: argparse.Namespace) -> int:
 
 def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
     filters = [AclEntryFilter(*wanted) for wanted in filters_of(arguments)]
+    if (filters == [EVERYTHING]) != arguments.all:
+        raise UsageError(
+            "--all goes without options that select ACLs"
+            if arguments.all
+            else "no option says which ACLs to remove: name a user, a resource or an operation; --all removes every ACL"
+        )
     found = _found(admin, filters)
     if not found:
-        raise CairnError("no ACL is so; `cairn acl list` shows all that there are")
+        raise CairnError("no ACL matches; `cairn acl list` shows all ACLs")
     if len(found) > 1 and not arguments.yes and not _is_meant(found):
         return EXIT_FAILED
     before = set(admin.acls(EVERYTHING))
@@ -103,7 +114,7 @@ def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
 def _is_meant(found: Sequence[AclEntry]) -> bool:
     """Whether the person at the terminal wants these removed. Raises UsageError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise UsageError(f"{len(found)} ACLs would be removed, `cairn acl list` shows them; say so with --yes")
+        raise UsageError(f"this would remove {len(found)} ACLs; add --yes to remove them")
     _print(found, file=sys.stderr)
     print(f"Remove these {len(found)} ACLs? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in YES:

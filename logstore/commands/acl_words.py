@@ -80,7 +80,7 @@ def operation_of(text: str) -> Operation:
         near = near_name(text.capitalize(), sorted(_OPERATION_WORDS))
         meant = f"did you mean {near}? " if near else ""
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no operation; {meant}operations are {', '.join(_OPERATION_WORDS)}"
+            f"{text!r} is not an operation; {meant}operations are {', '.join(_OPERATION_WORDS)}"
         )
     return found
 
@@ -92,7 +92,7 @@ def add_entry_arguments(parser: argparse.ArgumentParser) -> None:
     """What `add` takes."""
     _add_resources(parser, (PatternType.LITERAL, PatternType.PREFIXED), "literal")
     _add_bearers(parser, "short for --allow-principal User:NAME")
-    parser.add_argument("--deny", action="store_true", help="deny what is named to --user, in place of allowing it")
+    parser.add_argument("--deny", action="store_true", help="deny the operations to --user, in place of allowing them")
     _add_operations(parser, "what is allowed or denied")
     _add_roles(parser)
 
@@ -102,8 +102,8 @@ def add_filter_arguments(parser: argparse.ArgumentParser, *, pattern: str, has_r
     patterns = (PatternType.ANY, PatternType.MATCH, PatternType.LITERAL, PatternType.PREFIXED)
     _add_resources(parser, patterns, pattern)
     _add_bearers(parser, "short for --principal User:NAME")
-    parser.add_argument("--principal", action="append", default=[], help="allowed or denied something; repeatable")
-    parser.add_argument("--deny", action="store_true", help="of --user and --principal only what denies them something")
+    parser.add_argument("--principal", action="append", default=[], help="User:NAME, allowed or denied; repeatable")
+    parser.add_argument("--deny", action="store_true", help="of --user and --principal only entries that deny")
     _add_operations(parser, "only entries of this operation")
     if has_roles:
         _add_roles(parser)
@@ -111,7 +111,13 @@ def add_filter_arguments(parser: argparse.ArgumentParser, *, pattern: str, has_r
 
 def _add_resources(parser: argparse.ArgumentParser, patterns: Sequence[PatternType], default: str) -> None:
     for name, what in (("topic", "TOPIC"), ("group", "GROUP"), ("transactional-id", "ID")):
-        parser.add_argument(f"--{name}", action="append", default=[], metavar=what, help="or '*' for all; repeatable")
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar=what,
+            help=f"name of a {name.replace('-', ' ')}, or '*' for all; repeatable",
+        )
     parser.add_argument("--cluster", action="store_true", help="the sidecar or its cluster as a whole")
     words = [pattern.name.lower() for pattern in patterns]
     parser.add_argument(
@@ -119,14 +125,14 @@ def _add_resources(parser: argparse.ArgumentParser, patterns: Sequence[PatternTy
         type=str.lower,
         choices=words,
         metavar="TYPE",
-        help=f"how names are meant: {', '.join(words)} (default: {default})",
+        help=f"how names match: {', '.join(words)} (default: {default})",
     )
     parser.add_argument(
         "--prefixed",
         action="store_const",
         const="prefixed",
         dest="resource_pattern_type",
-        help="short for --resource-pattern-type prefixed: all names that begin so",
+        help="short for --resource-pattern-type prefixed: all names with this prefix",
     )
     parser.set_defaults(default_pattern=default)
 
@@ -144,7 +150,13 @@ def _add_bearers(parser: argparse.ArgumentParser, short: str) -> None:
             metavar="ADDRESS",
             help=f"where --{permission}-principal connects from; repeatable (default: anywhere)",
         )
-    parser.add_argument("--host", action="append", default=[], metavar="ADDRESS", help="the same of all; repeatable")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="--allow-host and --deny-host together; repeatable",
+    )
 
 
 def _add_operations(parser: argparse.ArgumentParser, what: str) -> None:
@@ -174,7 +186,7 @@ def entries_of(arguments: argparse.Namespace) -> list[Acl]:
         for bearer in _bearers(arguments, Permission.ALLOW)
     ]
     if any(bearer.principal is None for bearer in bearers):
-        raise UsageError("nobody is named: give --user NAME, --allow-principal or --deny-principal")
+        raise UsageError("no principal is named: give --user NAME, --allow-principal or --deny-principal")
     entries: list[Acl] = []
     for resource, operations in _wanted(arguments, must_say=True):
         if resource.resource_type is ResourceType.TOPIC and resource.pattern is PatternType.PREFIXED:
@@ -226,7 +238,9 @@ def _wanted(arguments: argparse.Namespace, *, must_say: bool) -> list[tuple[_Res
     if must_say and not resources:
         raise UsageError("no resource is named: give --topic, --group, --transactional-id or --cluster")
     if must_say and not operations:
-        raise UsageError("no operation is named: give --operation, --producer or --consumer; --operation All is all")
+        raise UsageError(
+            "no operation is named: give --operation, --producer or --consumer (--operation All: every operation)"
+        )
     for resource, operation in product(resources, operations):
         _check_operation(operation, resource.resource_type)
     pattern = arguments.resource_pattern_type
@@ -335,7 +349,7 @@ def _check_operation(operation: Operation, kind: ResourceType) -> None:
     if operation is not Operation.ALL and operation not in known:
         words: Iterable[str] = map(word_of, (*known, Operation.ALL))
         raise UsageError(
-            f"--operation {word_of(operation)}: a {word_of(kind)} has none such; there are {', '.join(words)}"
+            f"--operation {word_of(operation)} does not apply to a {word_of(kind)}; use {', '.join(words)}"
         )
 
 

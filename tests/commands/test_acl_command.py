@@ -133,12 +133,12 @@ def test_what_a_filter_is_not_told_is_any() -> None:
 
 
 SAID = {
-    ("add", "--topic", "t", "--operation", "Read"): "nobody is named",
+    ("add", "--topic", "t", "--operation", "Read"): "no principal is named",
     ("add", "--user", "b", "--operation", "Read"): "no resource is named",
     ("add", "--user", "b", "--topic", "t"): "no operation is named",
     ("add", "--user", "User:b", "--topic", "t", "--operation", "Read"): "--user 'User:b': write the name without User:",
     ("add", "--allow-principal", "bob", "--topic", "t", "--operation", "Read"): "principal 'bob': must be User:NAME",
-    ("add", "--user", "b", "--topic", "t", "--operation", "Raed"): "'Raed' is no operation; did you mean Read?",
+    ("add", "--user", "b", "--topic", "t", "--operation", "Raed"): "'Raed' is not an operation; did you mean Read?",
     (
         "add",
         "--user",
@@ -147,7 +147,7 @@ SAID = {
         "g",
         "--operation",
         "Write",
-    ): "--operation Write: a Group has none such; there are",
+    ): "--operation Write does not apply to a Group; use",
     ("add", "--user", "b", "--topic", "t", "--operation", "Read", "--host", "a.example"): "host 'a.example' is no IP",
     ("add", "--user", "b", "--topic", "", "--operation", "Read"): "a resource name of 0 characters",
     ("add", "--user", "b", "--topic", "*", "--prefixed", "--operation", "Read"): "--topic '*' with --prefixed",
@@ -170,7 +170,7 @@ SAID = {
         "All",
     ): "--allow-host '::",
     ("add", "--user", "b", "--resource-pattern-type", "match", "--topic", "t", "--operation", "All"): "'match'",
-    ("list", "--group", "g", "--operation", "Alter"): "--operation Alter: a Group has none such; there are",
+    ("list", "--group", "g", "--operation", "Alter"): "--operation Alter does not apply to a Group; use",
 }
 
 
@@ -225,10 +225,10 @@ def test_what_is_added_is_shown_and_removed(guarded: Sidecar) -> None:
     assert acl(guarded, "list", "--topic", "other").out == "there are no ACLs\n"
     refused = acl(guarded, "remove", "--topic", "orders-", "--prefixed")
     assert (refused.status, refused.out) == (2, "")
-    assert "4 ACLs would be removed, `cairn acl list` shows them; say so with --yes" in refused.err
+    assert "this would remove 4 ACLs; add --yes to remove them" in refused.err
     nothing = acl(guarded, "remove", "--topic", "orders-")
     assert nothing.status == 1
-    assert "no ACL is so" in nothing.err
+    assert "no ACL matches" in nothing.err
     gone = acl(guarded, "remove", "--topic", "orders-", "--prefixed", "--yes")
     assert (gone.status, gone.err, gone.out.splitlines()[-1]) == (0, "", "removed: 4 ACLs")
     last = acl(guarded, "remove", "--user", "bob", "--json")
@@ -252,3 +252,17 @@ def test_what_is_added_decides(tmp_path: Path) -> None:
         assert refused.status == 1
         assert "CLUSTER_AUTHORIZATION_FAILED; ask for an ACL that allows Describe on the cluster" in refused.err
         assert "Describe on the cluster" in acl(sidecar, "add", "--user", "b", "--operation", "All", "--cluster").err
+
+
+def test_every_acl_goes_only_with_all(guarded: Sidecar) -> None:
+    """`remove` without an option that selects ACLs removes nothing, not even with --yes; `--all` goes alone."""
+    acl(guarded, "add", "--user", "bob", "--operation", "Read", "--topic", "orders")
+    refused = acl(guarded, "remove", "--yes")
+    assert refused.status == 2
+    assert "--all removes every ACL" in refused.err
+    mixed = acl(guarded, "remove", "--all", "--user", "bob", "--yes")
+    assert mixed.status == 2
+    assert "--all goes without options" in mixed.err
+    assert len(acl(guarded, "--json").json["acls"]) == 1
+    gone = acl(guarded, "remove", "--all", "--yes", "--json")
+    assert (gone.status, len(gone.json["removed"])) == (0, 1)
