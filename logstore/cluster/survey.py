@@ -14,7 +14,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
+from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.wait_notes import WaitNotes
 from logstore.cluster.while_there import require_there
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
@@ -102,6 +103,7 @@ class Survey:
         self._host = host
         self.departures = Departures(host.view, store)
         """What operators may change of hosts."""
+        self._stored = StoredTopics(store, host.view)
         self.waits = WaitNotes(store, host.view)
         """What they may change of what waits for chunks."""
         self._view = host.view
@@ -143,12 +145,15 @@ class Survey:
     # ---- answers
 
     async def hosts(self) -> HostsReply:
-        """All hosts: those that live, those that were seen going, and those that chunks name. Raises MetadataError."""
+        """All hosts: those that live, those that were seen going, those that chunks name, and those that have joined
+        once and were not removed. Raises MetadataError.
+        """
         async with self._walking:
             if self._latest is not None and self._clock.monotonic_s() < self._latest[0] + REUSE_S:
                 return self._latest[1]
             heads = await self._view.newest_heads()
-            reply = await self._hosts_reply(await self._count(heads, schema.CHUNKS), heads)
+            counts, joined = await self._count(heads, schema.CHUNKS), await self._stored.known_hosts()
+            reply = await self._hosts_reply(counts, heads, joined)
             self._latest = (self._clock.monotonic_s(), reply)
             return reply
 
@@ -229,7 +234,9 @@ class Survey:
 
     # ---- summaries
 
-    async def _hosts_reply(self, counts: _Counts, heads: Mapping[str, KnownHead]) -> HostsReply:
+    async def _hosts_reply(
+        self, counts: _Counts, heads: Mapping[str, KnownHead], joined: Collection[str]
+    ) -> HostsReply:
         members, owners = dict(self._view.members), {}
         for number, (stream, known) in enumerate(heads.items(), 1):
             if not election.is_owner_gone(known.head, members):
@@ -240,7 +247,8 @@ class Survey:
         missing: Counter[str] = Counter()
         for stream, count in counts.missing.items():
             missing[owners.get(stream) or ""] += count
-        names = sorted({*self._view.members, *self._view.leaving, *self._departed, *counts.held})[:HOSTS_PER_REPLY]
+        named = {*self._view.members, *self._view.leaving, *self._departed, *counts.held, *joined}
+        names = sorted(named)[:HOSTS_PER_REPLY]
         streams = sum(known.topic.partitions for known in self._view.topics.values())
         return HostsReply(
             asked=self._host.name,

@@ -24,6 +24,7 @@ LIST: Final = "list"
 POLL_S: Final = 1.0
 """Between two looks at a host that leaves: an answer is used again for as long."""
 ALIVE: Final = "alive"
+GONE: Final = "gone"
 LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
 
 
@@ -78,6 +79,9 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
     for host in reply.hosts:
         if host.leaving == DRAIN:
             print(progress(host, reply))
+    for host in reply.hosts:
+        if host.state == GONE and not host.leaving:
+            print(gone_host(host))
     return 0
 
 
@@ -87,6 +91,15 @@ def _row(host: HostSummary) -> tuple[Cell, ...]:
     counts = (host.streams, host.chunks, host.missing_copies)
     shown = state + LEAVING[host.leaving]
     return (host.host, host.node_id, host.rack or None, shown, *counts, host.link or None, addresses)
+
+
+def gone_host(host: HostSummary) -> str:
+    """What a host that is gone still counts for, and what to do if it does not come back."""
+    return (
+        f"host {host.host} is gone, and counts until it is removed: topics without min.insync.replicas of their own "
+        f"need as many hosts as with it; if it does not come back (it was started by mistake, say), run "
+        f"cairn hosts remove {host.host}"
+    )
 
 
 def _fields(reply: HostsReply) -> dict[str, Any]:

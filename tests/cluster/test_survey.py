@@ -12,7 +12,7 @@ from logstore.base.metadata.interface import Put, Transaction
 from logstore.base.racks import HostPlace
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import REUSE_S, Survey
-from logstore.commands.hosts import progress
+from logstore.commands.hosts import gone_host, progress
 from logstore.errors import UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     PLACES_PER_REPLY,
@@ -91,6 +91,26 @@ def test_hosts_before_and_after_a_loss() -> None:
         assert sum(host.missing_copies for host in reply.hosts) == 0
 
     simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=1_000))
+
+
+def test_a_host_that_was_started_by_mistake_is_shown_until_it_is_removed() -> None:
+    """It has joined once, holds nothing, and nobody that is asked has seen it: it counts for `min.insync.replicas` all
+    the same, so it is there to be seen, and the command says what to do.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        await cluster.kill("d")
+        clock, host = ManualClock(), cluster.hosts["a"]
+        await cluster.until(lambda: "d" not in host.view.members)
+        survey = survey_of(cluster, host, clock)
+        found = (await hosts_of(survey, clock))["d"]
+        assert (found.state, found.chunks, found.gone_ms) == ("gone", 0, None)
+        assert "cairn hosts remove d" in gone_host(found)
+        await Departures(host.view, host.store).remove("d")
+        await trio.sleep(60)
+        assert "d" not in await hosts_of(survey, clock)
+
+    simulated(test, "a", "b", "c", "d")
 
 
 def test_a_drain_that_cannot_end_says_what_it_lacks() -> None:
