@@ -313,7 +313,8 @@ def _login(values: Mapping[str, Any]) -> LoginSettings:
 
 def _help(setting: Setting) -> str:
     """The help of a setting's flag; argparse takes a percent sign as the start of a placeholder."""
-    return f"{setting.help} (default {_shown(setting.default)})".replace("%", "%%")
+    shown = _shown(setting.default)
+    return (f"{setting.help} (default {shown})" if shown else setting.help).replace("%", "%%")
 
 
 def _shown(value: int | bool | str) -> str:
