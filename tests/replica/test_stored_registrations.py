@@ -439,7 +439,7 @@ def test_bytes_are_as_stated() -> None:
         assert chunk <= stated(rf"{words} members \| [\d,]+ \| ([\d,]+)")
         grown = sizes(characters, members, is_tiered=True)[1] - chunk
         print(f"where it lies in the tier: {grown}")
-        assert grown <= stated(r"lies in the tier takes ([\d,]+) bytes more")
+        assert grown <= stated(r"chunk in the tier takes ([\d,]+) bytes more")
 
 
 def test_the_bytes_of_the_format() -> None:
