@@ -67,11 +67,16 @@ class SecureNetwork:
         self._network.sleep(seconds)
 
 
+_OTHER_NAME: Final = frozenset((62, 64))
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
+
 def _encrypted(context: ssl.SSLContext, connection: socket.socket, address: Address) -> socket.socket:
     try:
         return context.wrap_socket(connection, server_hostname=address.host)
     except ssl.SSLCertVerificationError as error:
-        raise SecurityFailed(f"{address} presents a certificate that is not trusted: {error.verify_message}") from error
+        fault = "for another name" if error.verify_code in _OTHER_NAME else "that is not trusted"
+        raise SecurityFailed(f"{address} presents a certificate {fault}: {error.verify_message}") from error
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         # A server that starts or stops is worth another attempt; a listener without TLS ends the connection too.
         said = "the connection ended during the TLS handshake; does its listener use TLS?"

@@ -139,6 +139,17 @@ def test_our_client_checks_the_server(secured: Secured) -> None:
         known.topics()
 
 
+def test_a_certificate_for_another_name_is_told_from_one_that_is_not_trusted(secured: Secured) -> None:
+    """The certificate has 127.0.0.1, localhost and ::1; a client that asks for 127.1 hears that the name is wrong."""
+    elsewhere = parse_addresses(secured.address("SSL").replace("127.0.0.1", "127.1"))
+    security = parse_security({"security.protocol": "SSL", **truststore(secured)})
+    with (
+        Client(elsewhere, security=security) as ours,
+        pytest.raises(SecurityFailed, match=r"certificate for another name: .*mismatch"),
+    ):
+        ours.topics()
+
+
 def test_a_listener_without_tls_is_told_from_a_sidecar_that_is_away(secured: Secured) -> None:
     """A client with TLS that the listener hangs up on says where the connection ended, and asks for the listener."""
     security = parse_security({"security.protocol": "SSL", **truststore(secured)})
