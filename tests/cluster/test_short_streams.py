@@ -48,14 +48,14 @@ def test_streams_that_wait_for_members_lack_the_most() -> None:
         left = cluster.hosts["a"]
         await counted(cluster, left, ShortCounts())
         glances = glances_of(left)
-        assert await glances.look() == (3, 0, 0)
+        assert await glances.look() == (3, 0, 0, "a")
         for name in "bc":
             await cluster.kill(name)
         await cluster.until(lambda: set(left.host.statistics.refusing) == set(streams))
         chunks = sum(len(left.host.owners[stream].registration.chunks) for stream in streams)
         waiting = sum(not left.host.owns(stream) for stream in streams)
         assert waiting > 0
-        assert await glances.look() == (3, 2, STREAMS)
+        assert await glances.look() == (3, 2, STREAMS, "a")
         assert (await glances_of(left).look()).away > 0
         wanted = ShortCounts(STREAMS, chunks, under_min=STREAMS, at_min=0, waiting=waiting)
         assert len(await counted(cluster, left, wanted)) == STREAMS
@@ -68,7 +68,7 @@ def test_streams_that_wait_for_members_lack_the_most() -> None:
         await cluster.start("c")
         for running in cluster.hosts.values():
             await counted(cluster, running, ShortCounts())
-        assert await glances.look() == (3, 0, 0)
+        assert await glances.look() == (3, 0, 0, "a")
 
     simulated(test, "a", "b", "c")
 

@@ -136,7 +136,7 @@ def test_the_command(sidecar: Sidecar, tmp_path: Path, capsys: pytest.CaptureFix
     assert "batch 99" in capsys.readouterr().err
     assert main([*words, "--batch", str(FORKED_AT)]) == 0
     branch = Query(sidecar.address, "forks-command-new", tmp_path / "branch")
-    assert f"query {branch.id} begins in forks-command-new with the" in capsys.readouterr().out
+    assert f"query {branch.id} starts in forks-command-new with the" in capsys.readouterr().out
     branch.rows = list(query.rows)
     branch.run(rows_per_batch=20)
     assert by_key(branch.told()) == told_from(FORKED_AT + 1)

@@ -105,7 +105,7 @@ def test_what_start_refuses(world: World) -> None:
     create_topic(world.address, f"{world.topic}-trims", 2, {"retention.ms": "60000"})
     with pytest.raises(InvalidPartitions, match=r"5 state partitions, but topic .* has 2.*\(see retention.ms\)"):
         world.query(partitions=5).start(topic=f"{world.topic}-trims")
-    with pytest.raises(InvalidConfig, match=r"withWatermark\('ts', 60000 ms\).*Visits goes by 'ts' with a delay of 2"):
+    with pytest.raises(InvalidConfig, match=r"withWatermark\('ts', 60000 ms\).*Visits uses 'ts' with a delay of 2"):
         world.over(world.frame().withWatermark("ts", "1 minute"), Visits()).start(topic=world.topic)
     with pytest.raises(SchemaRefused, match=r"'key' is missing; there is missing,"):
         world.over(world.frame().withColumnRenamed("key", "missing"), Visits()).start(topic=world.topic)
