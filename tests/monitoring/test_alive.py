@@ -211,7 +211,7 @@ def test_every_metric_moves_with_its_cause(tmp_path: Path) -> None:
     assert named == CONSTANT | OVER_TIME | APART | {name for _, names in STEPS for name in names}
     state = tmp_path / "state"
     flags = (
-        "--tail-bytes", str(MIB), "--segment-bytes", str(MIB), "--retention-check-interval-ms", "200",
+        "--tail-bytes", str(2 * MIB), "--segment-bytes", str(MIB), "--retention-check-interval-ms", "200",
         "--reader-hold-bytes", "0", "--max-connections", str(CONNECTIONS), "--state-directory", str(state),
     )  # fmt: skip
     with watched(tmp_path / "data", *flags) as sidecar, ExitStack() as stack:
