@@ -131,7 +131,7 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     c.kill()
     until(lambda: "c" in gone(a), "host c is gone")
     until(lambda: said(a, "hosts")["streams_without_owner"] == 0, "the streams of c have owners")
-    assert described_by(a).cluster == (3, 1, 0)
+    assert described_by(a).cluster == (3, 1, 0, "a")
     found = said(a, "hosts")
     lost = next(host for host in found["hosts"] if host["host"] == "c")
     assert (lost["state"], lost["node_id"], lost["streams"]) == ("gone", 3, 0)
