@@ -30,6 +30,6 @@ class GlanceTaker:
     async def look(self) -> ClusterGlance:
         """How it is now."""
         async with self._looking:
-            names = await self._survey.known_hosts()
+            names = await self._survey.hosts_at_hand()
             away = len(names - self._host.view.members.keys())
             return ClusterGlance(len(names), away, (await self._short.count()).under_min, self._host.name)

@@ -177,7 +177,7 @@ class Survey:
         ]
         return PlacesReply(tuple(places), counts.is_complete)
 
-    async def known_hosts(self) -> set[str]:
+    async def hosts_at_hand(self) -> set[str]:
         """The hosts that live, those that were seen going, and those that open chunks name: what is known at hand."""
         names = {*self._view.members, *self._view.leaving, *self._departed}
         for number, known in enumerate(list(self._view.heads.values()), 1):
