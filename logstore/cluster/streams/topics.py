@@ -293,8 +293,8 @@ class ClusterTopics:
         return None
 
     def _lacks_copies(self, topic: ReplicatedTopic) -> bool:
-        """Whether a topic of the cluster's own asks for fewer copies than it should where so many hosts live. Of an entry
-        that is damaged nobody knows; the view tells when it is another one.
+        """Whether a topic of the cluster's own asks for fewer copies than it should where so many hosts live. Of a
+        damaged entry nobody knows; the view tells when it is another one.
         """
         hosts = len(self._host.view.members)
         wanted = int(internal_settings(hosts)[MIN_INSYNC])
