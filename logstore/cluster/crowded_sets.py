@@ -5,11 +5,14 @@ them, and its next copy goes where it is to go.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from logstore.base.metadata import schema
 from logstore.replica.placing import Placing
-from logstore.replica.registrations import ChunkRegistration
+from logstore.replica.registrations import ChunkRegistration, Member
 from logstore.replica.spreading import Crowding
+
+MAX_KNOWN: Final = 10_000
 
 
 class CrowdedSets:
@@ -19,12 +22,22 @@ class CrowdedSets:
         self._placing = placing
         self._disks = {host: member.disk for host, member in members.items() if host not in placing.leaving}
         self._crowdings: dict[int, Crowding] = {}
+        self._known: dict[tuple[int, tuple[Member, ...]], bool] = {}
+        """Whether sets are crowded, at most MAX_KNOWN of them: thousands of chunks have a few sets."""
 
     def has(self, chunk: ChunkRegistration, copies: int) -> bool:
         """Whether this chunk of a stream that is to have so many copies is crowded."""
         if chunk.is_tiered_alone:
             return False
-        hosts = [member.host for member in chunk.members if self._disks.get(member.host) == member.disk]
+        found = self._known.get((copies, chunk.members))
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = self._known[copies, chunk.members] = self._is_crowded(chunk.members, copies)
+        return found
+
+    def _is_crowded(self, members: tuple[Member, ...], copies: int) -> bool:
+        hosts = [member.host for member in members if self._disks.get(member.host) == member.disk]
         if len(hosts) < copies:
             return False
         crowding = self._crowdings.get(copies)

@@ -9,8 +9,8 @@
 | is no member: its lease has ended | no | no |
 | is to leave, and lives | yes | where there are too few others |
 
-Copies may be moved to lie further apart (`logstore.replica.spreading`) when the same hosts have been usable for
-`grace_s`, and for STEADY_S at least, and are not all in one place.
+Copies may be moved to lie further apart (`logstore.replica.spreading`) when the same hosts, in the same racks, have
+been usable for `grace_s`, and for STEADY_S at least, and are not all in one place.
 
 A host that lived and could be reached, and now is gone, is *awaited* for `grace_s`: chunks that lack its copies alone
 wait for it (`logstore.replica.repair`). When this host itself has begun, any host that is not there is awaited for as
@@ -76,6 +76,8 @@ class LiveHosts:
         self._began_s = self._steady_since_s = trio.current_time()
         self._running = RunningTime(self._began_s, 2 * LOOK_S)
         self._usable: frozenset[str] = frozenset()
+        self._racks: dict[str, str] = {}
+        """Of the usable hosts, since `_steady_since_s`."""
         self._gone_s: dict[str, float] = {}
         """Hosts that are awaited, and when they went."""
         self._name = name
@@ -122,8 +124,10 @@ class LiveHosts:
         """The placing, with the hosts that are awaited now."""
         now_s = trio.current_time()
         self._gone_s.update(dict.fromkeys(self._usable - usable, now_s))
-        if usable != self._usable:
-            self._steady_since_s = now_s
+        members = self._view.members
+        racks = {host: members[host].rack for host in usable if host in members}
+        if racks != self._racks:
+            self._racks, self._steady_since_s = racks, now_s
         self._gone_s = {
             host: since_s
             for host, since_s in self._gone_s.items()
@@ -131,13 +135,8 @@ class LiveHosts:
         }
         self._usable = usable
         is_beginning = now_s - self._began_s < self._grace_s
-        is_steady = now_s - self._steady_since_s >= max(self._grace_s, STEADY_S) and self._has_places(usable)
+        is_steady = now_s - self._steady_since_s >= max(self._grace_s, STEADY_S) and len(set(racks.values())) > 1
         return replace(self.placing, awaited=frozenset(self._gone_s), is_beginning=is_beginning, is_steady=is_steady)
-
-    def _has_places(self, hosts: frozenset[str]) -> bool:
-        """Whether hosts are in different fault domains."""
-        members = self._view.members
-        return len({members[host].rack for host in hosts if host in members}) > 1
 
     def refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""

@@ -318,14 +318,17 @@ class Repair:
         if not self.placing.is_steady or self._is_urgent or self._rest_until_ms is not None:
             return
         crowding = self._crowding(registration, live)
+        better: dict[tuple[Member, ...], list[Member]] = {}  # thousands of chunks have a few sets
         for chunk in reversed(self._unseen(registration, live)):
-            staying = self.placing.staying(member for member in chunk.members if member in live)
-            if chunk.is_open or chunk.is_tiered_alone or len(staying) < registration.copies:
+            if chunk.is_open or chunk.is_tiered_alone:
                 continue
-            if crowding(hosts_of(staying)):
-                hosts = hosts_of(staying)
+            if chunk.members not in better:
+                staying = self.placing.staying(member for member in chunk.members if member in live)
+                hosts = hosts_of(staying) if len(staying) >= registration.copies else hosts_of(live)
                 others = self.placing.staying(member for member in live if member.host not in hosts)
-                yield chunk, better_hosts(staying, others, crowding)
+                better[chunk.members] = better_hosts(staying, others, crowding)
+            if better[chunk.members]:
+                yield chunk, better[chunk.members]
 
     def _short(self, registration: StreamRegistration, live: tuple[Member, ...]) -> list[ChunkRegistration]:
         """The sealed chunks that lack copies, in the order in which they are copied."""

@@ -150,6 +150,26 @@ def test_without_racks_nothing_moves() -> None:
     simulated(test, limits=SMALL_CHUNKS)
 
 
+def test_hosts_that_come_and_go_move_nothing() -> None:
+    """The rack is back, but one of its hosts goes again and again before the hosts have lived for a while. When it
+    stays, copies move.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        stream = await fill(cluster, "ab")
+        await lose(cluster, "b")
+        for _ in range(5):
+            await trio.sleep(GRACE_S - 5)
+            await cluster.kill("b2")
+            await trio.sleep(GRACE_S / 2)
+            await cluster.start("b2", rack="/b")
+        assert {racks_of(chunk) for chunk in await sealed(cluster, stream)} == {"aaa"}
+        await until_apart(cluster, stream, {"aab", "abb"})
+        await rests(cluster, stream)
+
+    simulated(test, limits=SMALL_CHUNKS)
+
+
 def test_a_host_leaves_while_copies_move() -> None:
     """A host of the rack that gets copies is drained meanwhile: it ends with none, each chunk in both racks; when it
     stays after all nothing moves.
