@@ -20,8 +20,8 @@ class StateTrimmed(CairnError):
 
 
 class StateAway(CairnError):
-    """The log begins behind a checkpoint, and the place of the checkpoints cannot be read now: nothing is known to be
-    lost. The message names the place and the cause; a later start may succeed.
+    """The log begins after a checkpoint, and the place of the checkpoints cannot be read now. Nothing is known to be
+    lost, and a later start may succeed. The message names the place and the cause.
     """
 
 
