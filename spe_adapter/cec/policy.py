@@ -142,9 +142,9 @@ def bounded() -> Policy:
     """Targets for a recovery of about one second, the default of a runner.
 
     The recovery takes one second if each window gives one result when it closes: q counts results, and a recovery reads
-    a tombstone for each result. With more than DEFAULT_Q / PER_WINDOW open windows, q and u grow with the number of open
-    windows, and a recovery takes longer: the number of checks falls sharply only if Q is more than twice the number of
-    open windows (CEC paper, section IV.B).
+    a tombstone for each result. With more than DEFAULT_Q / PER_WINDOW open windows, q and u grow with the number of
+    open windows, and a recovery takes longer: the number of checks falls sharply only if Q is more than twice the
+    number of open windows (CEC paper, section IV.B).
     """
     return Targets(DEFAULT_Q, DEFAULT_U, PER_WINDOW)
 

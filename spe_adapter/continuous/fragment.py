@@ -84,7 +84,8 @@ class Fragment:
     cost of checkpoints. `check_keys` refuses records in a partition to which `partitioner` does not assign their key:
     murmur2_random is the default of the Java client, consistent_random (CRC-32) the default of librdkafka,
     confluent-kafka and kcat. `allow_trimming` accepts a target with retention by age or size, which may lose the state
-    of windows that stay open longer. `allow_other_queries` lets a new query write after another query's state. Raises FragmentRefused.
+    of windows that stay open longer. `allow_other_queries` lets a new query write after another query's state. Raises
+    FragmentRefused.
     """
 
     query: str
