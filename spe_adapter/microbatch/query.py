@@ -8,8 +8,8 @@
 
 Invariants:
 * `start` refuses a wrong schema, key, operator, option or topic, and names the column or the option.
-* The streaming plan, with shuffle and tasks in it, is made once; an epoch's plan reaches the tasks as a local property.
-* A query object has the properties of Spark's own, and fails with its no-data trigger.
+* The streaming plan, with shuffle and tasks, is created once; an epoch's plan reaches the tasks as a local property.
+* A query object has the properties of Spark's query object, and fails if its no-data trigger fails.
 
 Source: docs/decisions/0010.
 """

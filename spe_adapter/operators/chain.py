@@ -1,4 +1,4 @@
-"""Several stateful operators in one query, where their keys agree: the results of each are the rows of the next.
+"""Several stateful operators with the same key in a query: the results of each operator are the rows of the next one.
 
     Chain(Aggregate(Tumbling("1 minute", time="at"), clicks=agg.count()), Alarms())
 
@@ -10,7 +10,7 @@ Invariants:
   it in their names.
 * An epoch goes from link to link: rows first, then what is due, in the order of the links, so that results of a window
   that closes reach the next link before its windows close. One watermark holds for all links: that of the first.
-* All that changed in an epoch is written to the log, and nothing is replayed.
+* Each epoch writes all its changes to the log, and recovery replays nothing.
 
 Source: Spark's watermark propagation among stateful operators (SPARK-42376: what one operator closes by a watermark is
 not late for the next).

@@ -11,8 +11,8 @@ Each `send` is one epoch, with the watermark as Spark has it: rows not newer tha
 dropped; windows close by the newest event time of the epochs before, minus the delay. So results by event time come one
 `send` later, or with `advance_watermark`.
 
-Invariants: the same Processor, state tables and control records as in a query; an epoch in which the operator fails
-leaves no trace.
+Invariants: the Processor, the state tables and the control records are those of a query. An epoch in which the operator
+fails has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -329,8 +329,8 @@ class Wait:
         return self.passes_epochs(is_lost=self.lost) if self.is_for_epoch else self.forgotten
 
     def passes_epochs(self, *, is_lost: bool) -> bool:
-        """Whether epochs that the chunk may have are appended after it. An order for a takeover also applies to epochs if
-        the chunk is lost; a chunk that comes back would have them as well.
+        """Whether epochs that the chunk may have are appended after it. An order for a takeover also applies to epochs
+        if the chunk is lost; a chunk that comes back would have them as well.
         """
         return self.repeat_epochs or (self.forgotten and is_lost)
 
