@@ -100,9 +100,7 @@ SERVER: Final = (
         ValueKind.TEXT,
         "the name; `{n}` is the server's number in its rack (`{n:03}`: padded), `{rack}` the rack's name",
     ),
-    Key(
-        "rack", ValueKind.TEXT, "the switch of the server; a name with `*` stands for every switch whose name matches"
-    ),
+    Key("rack", ValueKind.TEXT, "the switch of the server; a name with `*` stands for every switch whose name matches"),
     Key("count", ValueKind.NUMBER, "the number of servers in a rack that differ only in their number (default: 1)"),
     Key("first", ValueKind.NUMBER, "the first number, with `count` (default: 1)"),
     Key("send", ValueKind.CAPACITY, "chunks per timestep that the server sends"),
