@@ -1,11 +1,9 @@
 """A blocking client of one sidecar: topics, offsets, raw record batches, and the epochs of an exactly-once sink.
 
 Invariants:
-* A call stops trying at the client's time limit. The last attempt may exceed the limit by the time of a connection and
-  of an unanswered request.
+* A call stops trying at the client's time limit; its last attempt may take a connection and an unanswered request more.
 * Every request except `produce` may be sent twice without harm: after a lost connection the client backs off,
-  reconnects and sends the request again, until the time limit. `produce` is not sent again once its bytes may have
-  arrived.
+  reconnects and sends it again, until the time limit. `produce` is never sent again once its bytes may have arrived.
 * Only one thread may use a client. The first bootstrap address that answers serves every request. When a host of a
   cluster answers that another host leads a stream, requests for that stream go to its leader, also after takeovers.
 """
@@ -69,9 +67,7 @@ R = TypeVar("R", bound=epoch_api.Reply)
 
 
 class Client:
-    """A client with a time limit for each call. All methods raise Unavailable, SidecarRefused, SecurityFailed,
-    MalformedReply and the errors of `logstore.errors`.
-    """
+    """A client with a time limit for each call. Raises the errors of `logstore.client.errors` and `logstore.errors`."""
 
     def __init__(
         self,
@@ -456,9 +452,7 @@ class Client:
         return self._retry(lambda: decode(self._ask(api_key, [body])))
 
     def call_once(self, api_key: int, body: Buffer, decode: Callable[[Buffer], T], at: Address | None) -> T:
-        """The decoded answer of a host of a cluster (None: any host) to a single attempt, for `retry_until`. Also
-        raises OSError.
-        """
+        """The decoded answer of a host (None: any host) to a single attempt, for `retry_until`. Also raises OSError."""
         self._connections.use_host(at)
         self._asked_for = None
         return decode(self._receive_reply(self._send_kafka(api_key, [body])))
@@ -521,9 +515,7 @@ class Client:
         self._asked_for = stream
 
     def _find_leader(self, stream: TopicPartition) -> None:
-        """Look up the leaders of a topic's streams, if this stream's leader is unknown. Raises SidecarRefused if the
-        stream has no leader.
-        """
+        """Look up the leaders of a topic's streams, if this stream's leader is unknown. Raises SidecarRefused."""
         if not self._connections.is_astray(stream):
             return
         self._connections.use_home()

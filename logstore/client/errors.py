@@ -92,15 +92,15 @@ class Unavailable(CairnError):
 
 def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     """The error of a call that reached its time limit, with what to check. A server that closes connections exists: it
-    expects TLS or a login, or it is an older sidecar that does not know the request. A server that answered has named
+    expects other TLS or login settings, or it is an older sidecar that does not know the request. A server that answered has named
     the cause itself.
     """
     if isinstance(failure, CairnError):
         return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
         return Unavailable(
-            f"{where} closes the connection: it may require TLS or a login, or be older than this client (tried for "
-            f"{limit_s:g} s: {failure})"
+            f"{where} closes the connection: its listener may require other TLS or login settings, or it is older than "
+            f"this client (tried for {limit_s:g} s: {failure})"
         )
     if isinstance(failure, TimeoutError):
         advice = (

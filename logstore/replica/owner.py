@@ -1,5 +1,4 @@
-"""The owner of a stream. It claims the stream, fences and seals the chunk that the last owner left open, appends
-batches, and begins a new chunk when necessary.
+"""The owner of a stream: claims it, fences and seals the last owner's open chunk, appends, and begins new chunks.
 
 Invariants:
 * A batch is acknowledged when every member of the open chunk has it durably, and only in the state APPENDING: from the
@@ -12,13 +11,11 @@ Invariants:
   chunk, at the same offsets. Clients do not notice this.
 * A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and reports
   that it waits.
-* Only a swap trims the front of the stream, at most up to the acknowledged end. Replicas remove chunks that the new
-  registration does not list, and not before.
+* Only a swap trims the front of the stream, at most up to the acknowledged end; replicas remove unlisted chunks then.
 
 A replaced owner learns that it is replaced if an append or a fence is refused as FENCED, if a swap is refused, or if
 the registration that it watches names another owner. It then reports `Deposed` once; the fate of unacknowledged batches
-is unknown, as after a lost connection. Before that it cannot acknowledge a batch, because the new owner has fenced a
-member.
+is unknown. Before that it cannot acknowledge a batch, because the new owner has fenced a member.
 
 Bounded: `max_in_flight_bytes` of unacknowledged batches; `append_bytes` in a message; one swap in flight.
 
@@ -26,9 +23,8 @@ Costs with r members. An append without failures: r messages, r syncs, r answers
 unacknowledged batches again, with r messages each. A takeover: three swaps, r fences with one sync each, and the copies
 of `repair` if fewer than `min_copies` members answered. A lost message: one more message after `resend_ms`.
 
-Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (a write is done when all
-replicas have it); KIP-101, KIP-279 and KIP-320 (records are lost if a length has no epoch, or if an epoch does not come
-from the metadata).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all replicas have
+it); KIP-101, KIP-279 and KIP-320 (a length without an epoch, or an epoch not from the metadata, loses records).
 """
 
 from collections.abc import Callable
