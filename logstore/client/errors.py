@@ -92,8 +92,8 @@ class Unavailable(CairnError):
 
 def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     """The error of a call that reached its time limit, with what to check. A server that closes connections exists: it
-    expects other TLS or login settings, or it is an older sidecar that does not know the request. A server that answered has named
-    the cause itself.
+    expects other TLS or login settings, or it is an older sidecar that does not know the request. A server that
+    answered has named the cause itself.
     """
     if isinstance(failure, CairnError):
         return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
