@@ -1,19 +1,19 @@
-"""Calls to whichever endpoint of an etcd answers.
+"""Calls of etcd, at any of its endpoints that answers.
 
 Invariants:
-* A call that changes something, and may not be made twice, is sent again only if it was surely not made; else its end
-  is OutcomeUnknown. All others are tried at the endpoints in turn until `patience_s` is over.
+* A change that must not be made twice is sent again only if the first attempt certainly had no effect; otherwise it
+  ends with OutcomeUnknown. All other calls are tried at the endpoints in turn until `patience_s` is over.
 * The endpoint that answered last is asked first.
-* An attempt waits as `attempts` says. Calls about leases have connections of their own, so that nothing delays them.
-  Their attempts wait for the longest time, because who keeps a lease alive calls again meanwhile and takes whichever
-  answer comes: while one of them waits, a further one begins at the next endpoint. Who asks for a lease does so too,
-  once at each endpoint, when another attempt would be over: the lease that is granted first is taken. Others that are
-  granted have no keys, nobody keeps them alive, and they end by themselves.
-* Answers of another cluster than the first one's are refused.
+* `attempts` has the time limits of attempts. Calls about leases have their own connections, so that other calls do not
+  delay them. Their attempts have the longest limit, because the keeper of a lease calls again while an attempt waits,
+  at the next endpoint, and takes the first answer. A request for a lease is also sent to each endpoint in turn, when
+  another attempt would have ended, and the first granted lease is used. Other granted leases have no keys, are not kept
+  alive, and expire.
+* Answers of another cluster than the first answer's are refused.
 * Answers are bounded (`connections`), connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
-* Nothing is taken from the environment, such as a proxy.
-* A new connection has the certificates that were loaded last (`EtcdTransport.tls`). Connections that stand live on:
-  watches, and leases that are kept over them, do not notice.
+* No setting of the environment is used, such as a proxy.
+* A new connection uses the certificates that were loaded last (`EtcdTransport.tls`). Existing connections stay, so
+  watches and leases are not interrupted.
 """
 
 import json
