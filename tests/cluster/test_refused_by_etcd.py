@@ -51,7 +51,8 @@ def test_a_host_whose_password_etcd_refuses_goes_on(tmp_path: Path) -> None:
             change = ("user", "passwd", "cairn", "--interactive=false")
             etcdctl(member, *change, user="root:root", typed="second\n")
             # A second line comes five seconds behind the first one: by then each watch has asked.
-            until(lambda: host.log().count("event=metadata_unusable") > 1, host.log)
+            until(lambda: host.process.poll() is not None or host.log().count("event=metadata_unusable") > 1, host.log)
+            assert host.process.poll() is None
             password.write_text("second", encoding="utf-8")
             until(lambda: "event=secret_loaded of=etcd-password-file" in host.log(), host.log)
             words = ("topics", "create", "orders", "--servers", host.address)
