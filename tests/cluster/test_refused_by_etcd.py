@@ -55,6 +55,6 @@ def test_a_host_whose_password_etcd_refuses_goes_on(tmp_path: Path) -> None:
             assert host.process.poll() is None
             password.write_text("second", encoding="utf-8")
             until(lambda: "event=secret_loaded of=etcd-password-file" in host.log(), host.log)
-            words = ("topics", "create", "orders", "--servers", host.address)
-            until(lambda: cairn(*words).status == 0, host.log)
+            create = ("topics", "create", "orders", "--servers", host.address)
+            until(lambda: cairn(*create).status == 0, host.log)
             assert host.process.poll() is None

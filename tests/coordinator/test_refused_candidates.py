@@ -66,7 +66,7 @@ class RefusedLife(HostLife):
 
     def __init__(self, name: str, start: str, store: MetadataStore, world: World) -> None:
         self.refusing = RefusingStore(store)
-        super().__init__(name, start, self.refusing, world)  # type: ignore[arg-type]
+        super().__init__(name, start, self.refusing, world)
 
 
 @pytest.mark.parametrize("refusal", [MetadataRefused("check user and password"), MetadataDamaged("another cluster")])

@@ -127,6 +127,7 @@ async def test_a_watch_whose_receiver_gives_up_goes_on(autojump_clock: trio.test
                 await watch.receive()
             assert etcd.asked["one", "watch"] == asked
 
+
 REFUSALS = {
     "rights": (b'{"code": 7, "message": "etcdserver: permission denied"}', MetadataRefused, "give a user with rights"),
     "login": (b'{"code": 16, "message": "etcdserver: invalid auth token"}', MetadataRefused, "check user and password"),
@@ -198,8 +199,8 @@ async def test_a_watch_logs_in_again_behind_a_change_of_users(autojump_clock: tr
     etcd.answers["watch"] = ended
     async with store.watch("", 1) as watch, trio.open_nursery() as nursery:
         nursery.start_soon(watch.receive)
-        while etcd.asked["one", "watch"] < 1:
-            await trio.sleep(0.01)
+        await trio.sleep(0.01)
+        assert etcd.asked["one", "watch"] == 1
         etcd.answers.clear()
         await trio.sleep(3.0)
         assert etcd.asked["one", "auth/authenticate"] == 2
