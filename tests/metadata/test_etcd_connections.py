@@ -172,6 +172,17 @@ async def test_an_error_that_is_none_of_a_watch(autojump_clock: trio.testing.Moc
     assert etcd.asked["one", "watch"] > 5
 
 
+async def test_a_read_that_no_etcd_refuses(autojump_clock: trio.testing.MockClock) -> None:
+    """The same gateway, asked for entries: an error that whoever starts a host is told, not one of etcd's protocol."""
+    etcd = SlowEtcd()
+    not_found = b'{"code": 5, "message": "Not Found"}'
+    etcd.errors = {"kv/range": not_found, "kv/txn": not_found}
+    store = store_on(etcd)
+    for read in (lambda: store.get("a"), lambda: store.page("a"), lambda: store.page("a", beside="b")):
+        with pytest.raises(MetadataRefused, match="Not Found; etcd-endpoints must name members"):
+            await read()
+
+
 OLD_LOGIN = b'{"code": 3, "message": "etcdserver: revision of auth store is old"}'
 
 
