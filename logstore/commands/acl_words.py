@@ -246,8 +246,10 @@ def _wanted(arguments: argparse.Namespace, *, must_say: bool) -> list[tuple[_Res
         )
     for resource, operation in product(resources, operations):
         _check_operation(operation, resource.resource_type)
-    pattern = arguments.resource_pattern_type
-    anything = _Resource(ResourceType.ANY, None, PatternType.ANY if pattern is None else PatternType[pattern.upper()])
+    pattern = PatternType[(arguments.resource_pattern_type or "any").upper()]
+    if pattern is PatternType.MATCH:  # what applies to any name is any entry: the line must not look like a choice
+        pattern = PatternType.ANY
+    anything = _Resource(ResourceType.ANY, None, pattern)
     return [(resource, operations or [Operation.ANY]) for resource in resources or [anything]]
 
 

@@ -258,7 +258,7 @@ class ClientConnection:
             self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
-        if ended_by is ConnectionEvent.STOPPED and not self._line.has_served:
+        if ended_by in (ConnectionEvent.STOPPED, ConnectionEvent.FRAME_GIVEN_UP) and not self._line.has_served:
             return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
@@ -426,7 +426,7 @@ class ClientConnection:
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
-        self._line.greetings += header.api_key in GREETING_KEYS
+        slot.is_greeting = header.api_key in GREETING_KEYS
         self._line.push(slot)
         try:
             await self._line.wait_sent(slot.size_bytes)

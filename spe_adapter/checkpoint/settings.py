@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
-from logstore.base.secret_files import SecretFile
+from logstore.base.secret_files import SecretFile, fits_a_header
 from scheduler.client import CoordinatorClient, CoordinatorError
 from scheduler.client.addresses import parse_addresses
 from scheduler.client.tls import client_tls
@@ -195,6 +195,9 @@ def read_token(file: str) -> str | None:
 def _token(file: str) -> str:
     try:
         with open(file, encoding="ascii") as source:
-            return source.read(MAX_TOKEN_BYTES).strip()
+            token = source.read(MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointUrlRefused(f"token file {file!r}: {error}") from error
+    if not fits_a_header(token):
+        raise CheckpointUrlRefused(f"token file {file!r}: a token is one line of visible ASCII characters")
+    return token

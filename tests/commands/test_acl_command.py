@@ -260,6 +260,9 @@ def test_every_acl_goes_only_with_all(guarded: Sidecar) -> None:
     refused = acl(guarded, "remove", "--yes")
     assert refused.status == 2
     assert "--all removes every ACL" in refused.err
+    for pattern in ("any", "match"):
+        refused = acl(guarded, "remove", "--resource-pattern-type", pattern, "--yes")
+        assert "--all removes every ACL" in refused.err
     mixed = acl(guarded, "remove", "--all", "--user", "bob", "--yes")
     assert mixed.status == 2
     assert "--all cannot be combined" in mixed.err

@@ -49,6 +49,7 @@ from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
     NOT_FOUND,
+    OLD_LOGIN,
     OUT_OF_RANGE,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
@@ -62,6 +63,7 @@ from logstore.base.metadata.etcd.messages import (
     header_of,
     parse,
     stream_answer,
+    token_of,
 )
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.events import METADATA_AWAY, METADATA_BACK
@@ -224,7 +226,7 @@ class EtcdTransport:
         """Whether this endpoint answers a call that changes nothing."""
         try:
             await self._attempt(endpoint, _Call(path, body, self._clients.calls), self.limits.limit_s())
-        except AttemptFailed as failure:
+        except (AttemptFailed, EtcdError) as failure:
             self.failed(endpoint, str(failure))
             return False
         return True
@@ -360,7 +362,7 @@ class EtcdTransport:
             status, data = await self._ask(endpoint, call, self.limits.limit_s())
             if status != HTTP_OK:
                 raise _error(endpoint, status, data)
-            self._token = str(parse(data).get("token", ""))
+            self._token = token_of(data)
         except (AttemptFailed, BadAnswer) as error:
             raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=False) from error
         except EtcdError as error:
@@ -376,6 +378,8 @@ class EtcdTransport:
     def _judged(self, endpoint: str, error: EtcdError) -> Exception:
         """The exception for an error of etcd: one of ours, AttemptFailed, or the error itself for the caller."""
         message = f"etcd at {endpoint}: {error.message}"
+        if OLD_LOGIN in error.message:  # users have been changed again, since the login of a moment ago
+            return AttemptFailed(message, made_perhaps=False)
         if error.code == PERMISSION_DENIED or _wants_login(error):
             return MetadataRefused(f"{message}; give a user with rights on {self.settings.namespace!r}")
         if error.code == RESOURCE_EXHAUSTED and "space" in error.message:
@@ -439,7 +443,7 @@ def _loaded(files: EtcdTls) -> ClientTls:
 
 
 def _wants_login(error: EtcdError) -> bool:
-    return error.code == UNAUTHENTICATED or "user name is empty" in error.message
+    return error.code == UNAUTHENTICATED or "user name is empty" in error.message or OLD_LOGIN in error.message
 
 
 def _error(endpoint: str, status: int, data: bytes) -> EtcdError:
