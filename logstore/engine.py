@@ -71,6 +71,9 @@ _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record ma
 class StoreEngine:
     """Runs one store. `open_engine` makes it."""
 
+    elsewhere = None
+    """See `ServingEngine`: no read waits for another host."""
+
     def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
         self.store = store
         self._fs = fs
@@ -402,10 +405,7 @@ class StoreEngine:
         return view
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
-        """The first record with this timestamp or a later one; None if there is none.
-
-        Raises CorruptChunk, OSError.
-        """
+        """The first record with this timestamp or a later one; None if there is none. Raises CorruptChunk, OSError."""
         stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
@@ -443,7 +443,6 @@ class StoreEngine:
             if view.max_timestamp < 0 or (newest is not None and view.max_timestamp < newest.timestamp):
                 break
             from_offset = max(start, view.base_offset)
-
             find = partial(reading.find_newest, cache=self.store.indexes, from_offset=from_offset)
             found = await self._look_up(stream, view, find)
             if found is not None and (newest is None or found.rank > newest.rank):

@@ -231,6 +231,9 @@ class ServedStore(Protocol):
         """Allocate a producer id that was never allocated before."""
 
 
+Elsewhere = Callable[[ServedStream, int], bool]
+
+
 class ServingEngine(Protocol):
     """Runs the store's work, lets tasks wait for it, and reads streams."""
 
@@ -260,6 +263,10 @@ class ServingEngine(Protocol):
         on their way from the tier or, for longer than that, from other hosts: the stream's waiters are woken then.
         Raises CairnError, OSError.
         """
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """Says whether a read at an offset of a stream waits for the answer of another host; None: none ever does."""
 
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The largest leader epoch of a stream up to `epoch`, and where its records end; None: `epoch` is above the
