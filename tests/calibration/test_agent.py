@@ -103,11 +103,10 @@ async def test_a_whole_calibration(tmp_path: Path) -> None:
     """Three agents, all steps, and every capacity comes from a rate."""
     topology = racks([2, 1], 1)
     steps: list[CalibrationStep] = []
-    limits = LARGE
     async with (
-        running(tmp_path, limits=limits) as a,
-        running(tmp_path, limits=limits) as b,
-        running(tmp_path, limits=limits) as c,
+        running(tmp_path, limits=LARGE) as a,
+        running(tmp_path, limits=LARGE) as b,
+        running(tmp_path, limits=LARGE) as c,
     ):
         addresses = dict(zip(topology.index, (a, b, c), strict=True))
         how = CalibrationSettings(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
