@@ -40,6 +40,7 @@ from logstore.log.reading import (
     NotQuick,
     ReadResult,
     TimeFound,
+    compact,
     from_tail,
     lost,
 )
@@ -322,7 +323,7 @@ class StoreEngine:
             size_bytes = result.size_bytes
         finally:
             self._beside.end(paid_bytes, size_bytes)  # a read that fails gives all of it back
-        return result, is_sequential
+        return compact(result), is_sequential
 
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The end of the log for the one leader epoch of a host alone; see `ServingEngine`."""
@@ -339,7 +340,7 @@ class StoreEngine:
 
     def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
         """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
-        `read`.
+        `read`. It is to be sent at once, or copied (`compact`): it may keep a whole piece in memory.
         """
         stream = self._own(stream)
         if not stream.log_start_offset <= offset < stream.high_watermark:

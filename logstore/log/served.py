@@ -282,7 +282,7 @@ class ServingEngine(Protocol):
 
     def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
         """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
-        `read`.
+        `read`. It is to be sent at once, or copied (`compact`): it may keep a whole piece in memory.
         """
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
