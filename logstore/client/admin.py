@@ -212,9 +212,7 @@ class Admin:
         request = wire.list_offsets_request(dict.fromkeys(streams, moment))
         return self._client.call(wire.LIST_OFFSETS, request, wire.list_offsets_reply)
 
-    def sizes(
-        self, *, is_here: bool = False, ask_hosts: AskHosts | None = None
-    ) -> Sizes | None:
+    def sizes(self, *, is_here: bool = False, ask_hosts: AskHosts | None = None) -> Sizes | None:
         """The bytes of each stream's chunks; None without Describe on the cluster. `is_here`: as the server that is
         asked says, and no other host of the cluster. `ask_hosts` puts a question to several hosts of a cluster at the
         same time; None: they are asked one by one.

@@ -167,7 +167,7 @@ def compact(result: ReadResult) -> ReadResult:
 
 
 def in_own_memory(buffers: list[Buffer], counted_bytes: int) -> list[Buffer]:
-    """The buffers, or one copy of them if they keep more than KEPT_TIMES as many bytes alive as are counted for them."""
+    """The buffers, or one copy of them if they keep more than KEPT_TIMES the bytes alive that are counted for them."""
     if len(buffers) == 1:
         kept_bytes = memoryview(memoryview(buffers[0]).obj).nbytes
     else:

@@ -4,8 +4,8 @@ Invariants:
 * A stream's tail is contiguous and ends at its high watermark; eviction drops the batch that was added first over all
   streams.
 * The tail holds only synced, visible batches, so reads from it need no second check.
-* One bound is for the tail and for the requests that come to it: the tail gives way to these, up to 1/GIVEN_SHARE of the
-  bound, as soon as a large one is there. A batch is added before its request counts as done, and lies in the memory of
+* One bound is for the tail and for the requests that come to it: the tail gives way to these, up to 1/GIVEN_SHARE of
+  it, as soon as a large one is there. A batch is added before its request counts as done, and lies in the memory of
   that request: so the bound is kept by `evict` behind both, and no byte counts twice. Where a request is done later (it
   has batches for other streams, or waits for other hosts), it counts twice until then, and the tail has less.
 * Not in the bound: batches of the backlog (`logstore.log.backlog`), which are in memory until they are in their chunks,

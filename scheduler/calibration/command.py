@@ -42,7 +42,6 @@ except ImportError:  # without rich: plain lines
 
 INTERRUPTED: Final = 130
 MAX_TOKEN_BYTES: Final = 4096
-TOKEN_SETTING: Final = "token-file"
 Report = Callable[[CalibrationStep], None]
 
 
@@ -204,7 +203,7 @@ def _token(path: Path) -> bytes:
 
 def _accepted(path: Path | None) -> bytes | AcceptedSecrets:
     """The secrets that an agent accepts; empty without a file. Raises CalibrationError."""
-    return b"" if path is None else AcceptedSecrets(path, _token, setting=TOKEN_SETTING)
+    return b"" if path is None else AcceptedSecrets(path, _token, setting="token-file")
 
 
 def _followed(path: Path | None) -> bytes | Callable[[], bytes]:
@@ -213,7 +212,7 @@ def _followed(path: Path | None) -> bytes | Callable[[], bytes]:
         return b""
     # Latin-1 has a character for every byte.
     secret = SecretFile(
-        lambda: _token(path).decode("latin-1"), str(path), Reporter(SystemClock()), setting=TOKEN_SETTING
+        lambda: _token(path).decode("latin-1"), str(path), Reporter(SystemClock()), setting="token-file"
     )
     return lambda: secret().encode("latin-1")
 

@@ -90,7 +90,6 @@ class Wide:
         chunk = self.owners[number].chunks[0]
         chunk.registration = replace(chunk.registration, members=(Member(host, f"disk-{host}"),))
 
-
     # ---- Links
 
     def send(self, host: str, message: Message) -> None:

@@ -50,9 +50,12 @@ class SizedHost(ScriptedCluster):
 
     def _metadata(self) -> bytes:
         """All hosts, and one topic; the first answer is as old as its host."""
-        count, hosts = len(self._hosts), b"".join(
-            struct.pack(">i", number) + text(host.host) + struct.pack(">ih", host.port, -1)
-            for number, host in enumerate(self._hosts)
+        count, hosts = (
+            len(self._hosts),
+            b"".join(
+                struct.pack(">i", number) + text(host.host) + struct.pack(">ih", host.port, -1)
+                for number, host in enumerate(self._hosts)
+            ),
         )
         if len(self._hosts) > HOSTS:
             del self._hosts[HOSTS:]

@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from logstore.base.accepted_secrets import CHECK_S, MAX_FORMER, OVERLAP_S
 from logstore.base.addresses import Address
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError

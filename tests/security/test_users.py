@@ -290,7 +290,7 @@ def test_users_of_a_sidecar_that_runs(secured: Secured, tmp_path: Path) -> None:
 
 
 def test_a_program_that_runs_follows_its_login(secured: Secured, tmp_path: Path) -> None:
-    """Each new connection logs in with what the file has by then; a file that cannot be used, and one that has no login,
+    """Each new connection logs in with what the file has by then; a file that cannot be used, and one without a login,
     leave the former one in use. What is logged in stays so.
     """
     where = ("--servers", secured.address("SASL_SSL"), "--command-config", str(command_config(secured, tmp_path / "c")))
