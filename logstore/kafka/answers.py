@@ -187,8 +187,8 @@ class AnswerLine:
 
     @property
     def sends_at_once(self) -> bool:
-        """Whether an answer that becomes ready now is handed to the socket before anything else happens."""
-        return self._sending is Sending.IDLE and not self._slots and not self._is_gathering
+        """Whether an answer that becomes ready now is handed to the socket before any task waits."""
+        return self._sending is Sending.IDLE and not self._slots
 
     def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
