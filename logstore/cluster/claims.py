@@ -9,6 +9,10 @@ Invariants:
   They are dealt once, as long as the same hosts live.
 * A stream goes to a host with a smaller share, among the members of its open chunk, once the live hosts have been the
   same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
+* Hosts of earlier versions claim by the hash of stream and host alone. While one of them lives, all hosts claim streams
+  without an owner in that order; and until it is known of all that they deal, what has an owner goes only to hosts
+  that come before this by the hash, as an earlier version's own moves do. So it moves as often as there are hosts at
+  most, and no two hosts take it from each other in turns.
 * A stream of a host that leaves goes to the host that should own it, whether or not that has the open chunk.
 * Looks at many streams are made in turns of the event loop, with pauses that are longer than they take: ten thousand
   streams that wait for owners leave time for those that have one.
@@ -75,8 +79,8 @@ class Claims:
         self._owned = OwnedStreams()
         self._orders: dict[str, list[str]] = {}
         """In which order hosts should claim the streams without an owner that were dealt."""
-        self._dealt_to: tuple[object, object] = (None, None)
-        """The hosts that lived then, and those of them that were to leave."""
+        self._dealt_to: tuple[object, ...] = ()
+        """The hosts that lived then, those of them that were to leave, and whether one is of an earlier version."""
         self._vacant_now = trio.Event()
         self.is_over = False
         """Nothing more is claimed."""
@@ -133,7 +137,9 @@ class Claims:
         return election.is_owner_gone(head, self._hosts.live) or (head is not None and head.owner == self._me)
 
     def _deal(self) -> Deal:
-        return Deal(self._owned, self._hosts.live, self._hosts.placing.leaving)
+        hosts = self._hosts
+        by_hash = hosts.has_earlier
+        return Deal(self._owned, hosts.live, hosts.placing.leaving, by_hash=by_hash, keeps_order=not hosts.all_deal)
 
     def _partitions(self, stream: str) -> int:
         known = self.topic_of(stream)
@@ -166,21 +172,23 @@ class Claims:
 
     async def _deal_vacant(self) -> None:
         """Deal the streams without an owner that were not dealt yet; all of them if other hosts live, or leave."""
-        live, leaving = self._hosts.live, self._hosts.placing.leaving
-        if self._dealt_to != (live, leaving):
-            self._dealt_to = (live, leaving)
+        dealt_to = self._hosts.live, self._hosts.placing.leaving, self._hosts.has_earlier
+        if self._dealt_to != dealt_to:
+            self._dealt_to = dealt_to
             dealt, self._orders = self._orders, {}
-            for stream in dealt:
+            for number, stream in enumerate(dealt, 1):
                 self._owned.set(stream, self._owner(stream))
+                if number % LOOKS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
         new = [stream for stream in self._vacancies.streams() if stream not in self._orders]
-        streams, deal = await self._in_order(new), Deal(self._owned, live, leaving)
+        streams, deal = await self._in_order(new), self._deal()
         for number, stream in enumerate(streams, 1):
             if number % STREAMS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-            if stream in self._vacancies and live:
+            if stream in self._vacancies and deal.live:
                 order = self._orders[stream] = deal.order(stream, self._partitions(stream), self._head(stream))
                 deal.give(stream, order[0])
-                self._owned.set(stream, OwnerId(order[0], live[order[0]].start))
+                self._owned.set(stream, OwnerId(order[0], deal.live[order[0]].start))
 
     # ---- claiming
 

@@ -53,6 +53,8 @@ async def test_other_tasks_run_between_looks(
         live={"a": member("disk1"), "b": member("disk2")},
         placing=placing_of(leaving, ANYWHERE),
         changed_s=trio.current_time(),
+        all_deal=True,
+        has_earlier=False,
         reaches=lambda hosts: 0,  # nothing is claimed
     )
     claims = Claims(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.base.metadata import schema
+from logstore.cluster.members import election
 from logstore.cluster.members.deal import NOBODY, Deal, OwnedStreams
 from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
 from tests.cluster.test_election import HOSTS, head, live
@@ -156,3 +157,37 @@ def test_a_host_that_has_started_anew_owns_nothing() -> None:
     owned.set("t/0", None)
     assert owned.owner("t/0") == NOBODY
     assert len(owned) == 0
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=2, max_size=6, unique=True), st.data())
+def test_hosts_of_two_versions_end_with_every_stream(hosts: list[str], data: st.DataObject) -> None:
+    """Whichever hosts have the open chunk after each move: a host of the version before takes what it comes first for,
+    another one what makes shares more even, and a stream moves less often than there are hosts.
+    """
+    random = data.draw(st.randoms(use_true_random=False))
+    cluster, owned, streams = live(hosts), OwnedStreams(), streams_of(0, random.randint(1, 12))
+    earlier = {host for host in hosts if random.random() < 0.5}
+    moves = Counter[str]()
+    for stream in streams:
+        owned.set(stream, owner_id(random.choice(hosts)))
+    for stream in streams * (2 * len(hosts)):
+        owner = owned.owner(stream).host
+        holders = {owner, *random.sample(hosts, random.randint(1, len(hosts)))}
+        at = head(owner, f"start-{owner}", tuple(Member(host, f"disk-{host}") for host in holders))
+        first = election.hash_order(stream, at, cluster)[0]
+        deal = Deal(owned, cluster, keeps_order=True)
+        taker = first if first in earlier else deal.better(stream, len(streams), owner, holders - earlier)
+        if taker is not None and taker != owner:
+            owned.set(stream, owner_id(taker))
+            moves[stream] += 1
+    assert all(each < len(hosts) for each in moves.values())
+
+
+def test_a_host_of_the_version_before_decides_the_order() -> None:
+    """While such a host lives, all claim what has no owner in its order: no two claim the same."""
+    cluster = live(["a", "b", "c"])
+    for number in range(50):
+        stream = f"t/{number}"
+        deal = Deal(OwnedStreams(), cluster, {"c"}, by_hash=True)
+        assert deal.order(stream, 50, None) == election.hash_order(stream, None, cluster, {"c"})
+        assert deal.order(stream, 50, None)[-1] == "c"

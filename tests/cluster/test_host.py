@@ -1,16 +1,12 @@
 """A cluster of real hosts in virtual time, on links and disks in memory and a simulated metadata store."""
 
 import errno
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 import trio
 
-from logstore.base.metadata import schema
 from logstore.cluster.members.election import MIN_COPIES_SETTING
-from logstore.cluster.members.view import stream_name
 from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.replica.messages import Append, BatchEntry, CopyChunk, EntriesRead
 from logstore.replica.registrations import Prefix
@@ -347,70 +343,6 @@ def test_an_owner_wakes_when_a_member_that_failed_may_be_chosen_again() -> None:
         assert 59 < trio.current_time() - begun_s < 70
 
     simulated(test, "a", "b", "c", limits=replace(LIMITS, suspect_ms=60_000))
-
-
-def owners(cluster: MemoryCluster, streams: Iterable[str]) -> Counter[str]:
-    """How many of some streams each host owns."""
-    found = Counter(dict.fromkeys(cluster.hosts, 0))
-    for stream in streams:
-        found.update(name for name, running in cluster.hosts.items() if running.host.owns(stream))
-    return found
-
-
-def test_streams_spread_over_hosts_and_come_back() -> None:
-    """Each host owns its share; when one that was away has been back for a while, it gets its share again."""
-
-    async def test(cluster: MemoryCluster) -> None:
-        streams = await cluster.create_topic(partitions=30)
-        for stream in streams:
-            await cluster.append(stream, b"0")
-        assert owners(cluster, streams) == {"a": 10, "b": 10, "c": 10}
-        await cluster.kill("b")
-        for stream in streams:
-            await cluster.append(stream, b"1")
-        assert owners(cluster, streams) == {"a": 15, "c": 15}
-        await cluster.start("b")
-        await trio.sleep(60)
-        epochs = {stream: (await cluster.append(stream, b"2"))[1] for stream in streams}
-        assert set(epochs.values()) == {2}
-        assert owners(cluster, streams) == {"a": 10, "b": 10, "c": 10}
-        moved = cluster.reports.names().count("stream_owned")
-        await trio.sleep(60)
-        assert cluster.reports.names().count("stream_owned") == moved
-
-    simulated(test, "a", "b", "c")
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_new_partitions_are_dealt_evenly(seed: int) -> None:
-    """Three partitions of a new topic have three owners on three fresh hosts. So have those of topics that are made at
-    the same time at different hosts, each and all together, whatever their names and whichever host hears of them when.
-    """
-
-    async def test(cluster: MemoryCluster) -> None:
-        first = await cluster.create_topic("first", partitions=3)
-        for stream in first:
-            await cluster.owner(stream)
-        assert owners(cluster, first) == {"a": 1, "b": 1, "c": 1}
-        topics = {f"topic-{number}": f"{cluster.random.getrandbits(128):032x}" for number in range(9)}
-
-        async def create(number: int, name: str) -> None:
-            await trio.sleep(cluster.random.random() / 20)
-            topic = schema.StoredTopic(topic_id=topics[name], partitions=1 + number % 4, replicas=3, settings={})
-            await cluster.hosts["abc"[number % 3]].host.topics.create(name, topic)
-
-        async with trio.open_nursery() as nursery:
-            for number, name in enumerate(topics):
-                nursery.start_soon(create, number, name)
-        found = [[stream_name(of, each) for each in range(1 + number % 4)] for number, of in enumerate(topics.values())]
-        everything = first + [stream for streams in found for stream in streams]
-        for stream in everything:
-            await cluster.owner(stream)
-        for streams in (*found, everything):
-            counts = owners(cluster, streams).values()
-            assert max(counts) - min(counts) <= 1
-
-    simulated(test, "a", "b", "c", seed=seed)
 
 
 def test_a_copy_is_damaged() -> None:

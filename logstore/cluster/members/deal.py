@@ -24,7 +24,7 @@ from math import ceil, floor
 from typing import Final, NamedTuple, TypeVar
 
 from logstore.base.metadata import schema
-from logstore.cluster.members.election import disk_rates, hash_score
+from logstore.cluster.members.election import disk_rates, hash_order, hash_score, holders
 from logstore.cluster.members.view import topic_id_of
 from logstore.replica.registrations import OwnerId, StreamHead
 
@@ -96,11 +96,22 @@ class _Share(NamedTuple):
 class Deal:
     """Streams as they are dealt to the hosts that live, on paper: see the module. `leaving`: hosts that get nothing
     that others can have. What changes while streams are dealt does not count.
+
+    `by_hash`: a host that lives claims by the hash alone, so that all do. `keeps_order`: one may, so that a stream that
+    has an owner goes only to hosts that come before this by the hash, unless it leaves.
     """
 
     def __init__(
-        self, owned: OwnedStreams, live: Mapping[str, schema.StoredMember], leaving: Container[str] = frozenset()
+        self,
+        owned: OwnedStreams,
+        live: Mapping[str, schema.StoredMember],
+        leaving: Container[str] = frozenset(),
+        *,
+        by_hash: bool = False,
+        keeps_order: bool = False,
     ) -> None:
+        self._by_hash = by_hash
+        self._keeps_order = keeps_order
         self._owned = owned
         self.live = live
         self._leaving = leaving
@@ -112,10 +123,9 @@ class Deal:
 
     def order(self, stream: str, partitions: int, head: StreamHead | None) -> list[str]:
         """The hosts in the order in which they should claim a stream of a topic with so many."""
-        chunk = head.open_chunk if head is not None else None
-        members = chunk.members if chunk is not None else ()
-        holders = {member.host for member in members if self._has_disk(member.host, member.disk)}
-        return self._sorted(self.live, stream, partitions, holders)
+        if self._by_hash:
+            return hash_order(stream, head, self.live, self._leaving)
+        return self._sorted(self.live, stream, partitions, holders(head, self.live))
 
     def better(self, stream: str, partitions: int, owner: str, hosts: Collection[str]) -> str | None:
         """Which of some hosts should own a stream in place of its owner, who lives; None: none that lives should."""
@@ -125,6 +135,8 @@ class Deal:
 
     def is_better(self, stream: str, partitions: int, owner: str, other: str) -> bool:
         """Whether shares are more even if the other host owns a stream: those of its topic, or else those of all."""
+        if self._keeps_order and owner not in self._leaving and not self._precedes(stream, other, owner):
+            return False
         topic_id = topic_id_of(stream)
         has, gets = self._count_of(topic_id, owner), self._count_of(topic_id, other)
         share, other_share = self._share(owner, partitions), self._share(other, partitions)
@@ -145,9 +157,6 @@ class Deal:
         """Whether an owner is in the life that it owns in."""
         return owner.host in self.live and self.live[owner.host].start == owner.start
 
-    def _has_disk(self, host: str, disk: str) -> bool:
-        return host in self.live and self.live[host].disk == disk
-
     def _count_of(self, topic_id: str, host: str) -> int:
         count = self._of_topics.get((topic_id, host))
         if count is None:
@@ -161,13 +170,19 @@ class Deal:
         exact = partitions * self._rates[host] / self._staying_rate
         return _Share(floor(exact), ceil(exact))
 
-    def _sorted(self, hosts: Collection[str], stream: str, partitions: int, holders: Container[str]) -> list[str]:
+    def _precedes(self, stream: str, host: str, other: str) -> bool:
+        return self._hash_place(stream, host) < self._hash_place(stream, other)
+
+    def _hash_place(self, stream: str, host: str) -> tuple[float, str]:
+        return hash_score(stream, host) / self._rates[host], host
+
+    def _sorted(self, hosts: Collection[str], stream: str, partitions: int, holding: Container[str]) -> list[str]:
         topic_id = topic_id_of(stream)
 
         def place(host: str) -> tuple[bool, bool, int, float, float, str]:
             count, share, rate = self._count_of(topic_id, host), self._share(host, partitions), self._rates[host]
             is_enough = (count >= share.least) + (count >= share.most)
             more = (2 * self._all[host] + 1) / rate
-            return host in self._leaving, host not in holders, is_enough, more, hash_score(stream, host) / rate, host
+            return host in self._leaving, host not in holding, is_enough, more, *self._hash_place(stream, host)
 
         return sorted(hosts, key=place)

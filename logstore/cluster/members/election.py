@@ -8,7 +8,7 @@ Invariants:
   that comes or goes moves only what it has, and streams spread in proportion to what hosts' disks take.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import log
@@ -49,6 +49,27 @@ def hash_score(stream: str, host: str) -> float:
     """
     drawn = int.from_bytes(blake2b(f"{stream}@{host}".encode(), digest_size=8).digest(), "big")
     return -log((drawn + 1) / (1 << 64))
+
+
+def holders(head: StreamHead | None, live: Mapping[str, schema.StoredMember]) -> set[str]:
+    """The members of the open chunk that live, each on its disk."""
+    chunk = head.open_chunk if head is not None else None
+    members = chunk.members if chunk is not None else ()
+    return {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
+
+
+def hash_order(
+    stream: str,
+    head: StreamHead | None,
+    live: Mapping[str, schema.StoredMember],
+    leaving: Container[str] = frozenset(),
+) -> list[str]:
+    """The hosts in the order in which those of earlier versions claim a stream: a host that comes first claims it.
+
+    The members of the open chunk come first, each on its disk, then all others; behind all of them those that leave.
+    """
+    holding = holders(head, live)
+    return sorted(preferred(stream, live), key=lambda host: (host in leaving, host not in holding))
 
 
 def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.StoredMember]) -> bool:
