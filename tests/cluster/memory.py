@@ -470,8 +470,7 @@ class MemoryCluster:
                 await nursery.start(host.run)
                 if name in self.before_joining:
                     await self.before_joining[name]()
-                revision = await nursery.start(membership.run)
-                await view.members_reached(revision)
+                await view.members_reached(await nursery.start(membership.run))
                 self.hosts[name] = running
                 task_status.started(running)
         running.ended.set()
