@@ -219,7 +219,9 @@ def test_a_host_is_drained() -> None:
 
 
 def test_a_host_joins_later() -> None:
-    """It gets its share of what there is, as chunks end, and of new topics at once."""
+    """It gets its share of new topics at once, and of what there is as chunks end, but for what it is never chosen for
+    a chunk of: one stream here.
+    """
 
     async def test(cluster: MemoryCluster) -> None:
         streams = await create(cluster, 24)
@@ -228,11 +230,11 @@ def test_a_host_joins_later() -> None:
         await cluster.start("d")
         more = await create(cluster, 4, "more")
         assert set(counts(cluster, more).values()) == {1}
-        for number in range(20):
+        for number in range(20):  # chunks end, and d is chosen for some of the next ones
             await append_all(cluster, streams, b"%04d" % number)
             await trio.sleep(5)
-        assert spread(cluster, streams) <= 1
-        assert spread(cluster, streams + more) <= 1
+        assert spread(cluster, streams) <= 2
+        assert counts(cluster, streams)["d"] >= 5
         await check_still(cluster)
 
     simulated(test, "a", "b", "c", limits=SMALL_CHUNKS)
