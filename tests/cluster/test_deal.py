@@ -191,3 +191,17 @@ def test_a_host_of_the_version_before_decides_the_order() -> None:
         deal = Deal(OwnedStreams(), cluster, {"c"}, by_hash=True)
         assert deal.order(stream, 50, None) == election.hash_order(stream, None, cluster, {"c"})
         assert deal.order(stream, 50, None)[-1] == "c"
+
+
+def test_a_host_takes_from_those_that_have_too_much() -> None:
+    """Not from one that has its share of the topic by then, though that has more in all: it would have to take another
+    one in its turn.
+    """
+    cluster, owned = live(["a", "b", "c"]), OwnedStreams()
+    for number, stream in enumerate(streams_of(0, 30)):
+        owned.set(stream, owner_id("a" if number % 3 else "c") if number < 22 else owner_id("c"))
+    assert [owned.count(owner_id(host)) for host in "abc"] == [14, 0, 16]
+    for number, stream in enumerate(streams_of(1, 100)):
+        owned.set(stream, owner_id("abc"[number % 3]))
+    assert levelled(owned, cluster, [30, 100]) == 10
+    check_even(owned, ["a", "b", "c"], [30, 100])

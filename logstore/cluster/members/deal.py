@@ -141,8 +141,8 @@ class Deal:
         has, gets = self._count_of(topic_id, owner), self._count_of(topic_id, other)
         share, other_share = self._share(owner, partitions), self._share(other, partitions)
         gain = share.excess(has) - share.excess(has - 1) + other_share.excess(gets) - other_share.excess(gets + 1)
-        if gain:
-            return gain > 0
+        if gain or share.excess(has - 1) > share.excess(has):
+            return gain > 0  # not from who would have too little of the topic then, for the sake of all
         return (2 * self._all[other] + 1) * self._rates[owner] < (2 * self._all[owner] - 1) * self._rates[other]
 
     def give(self, stream: str, host: str, owner: str | None = None) -> None:
