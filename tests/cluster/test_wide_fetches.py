@@ -121,6 +121,10 @@ class Wide:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
     # ---- the client
 
     async def fetch(
