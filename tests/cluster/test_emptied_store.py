@@ -11,14 +11,18 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import DeletePrefix, Entry, MetadataStore, Put, Transaction
 from logstore.cluster.members.membership import MembershipState
-from logstore.events import METADATA_UNUSABLE, REPLICAS_REMOVED
+from logstore.cluster.streams.stored_access import HEAD
+from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE, REPLICAS_REMOVED
+from logstore.kafka.api_types import Caller
 from logstore.replica.register import ReadRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.metadata_contract import committed
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from tests.cluster.memory import MemoryCluster, simulated
+from tests.cluster.test_stored_access import ALICE, READ_T, ROOT, Host, settled, until, with_two_hosts
 from tests.support.virtual_time import run_virtual
 
+BOB = Caller("", "::1", "", 0, "User:bob")
 OTHER = schema.encode(schema.StoredCluster(cluster_id="other"))
 
 
@@ -108,3 +112,24 @@ def test_a_stream_is_gone_only_in_the_store_of_its_cluster() -> None:
         assert (await registrations.read(request)).registration is None
 
     with_store(test)
+
+
+def test_nobody_gains_a_right_by_it() -> None:
+    """Users and lists that went with all entries still keep everybody out but super users, until they are back."""
+
+    async def test(service: SimulatedMetadata, first: Host, second: Host) -> None:
+        await settled(first.stores.acls.create([READ_T]))
+        await until(second, lambda: second.may_read(ALICE))
+        assert not second.may_read(BOB)
+        entries = await empty(service.store("operator"))
+        await trio.sleep(1)
+        for host in (first, second):
+            assert host.access.is_damaged
+            assert [host.may_read(caller) for caller in (ALICE, BOB, ROOT)] == [False, False, True]
+            assert host.reports.of(METADATA_ENTRY_DAMAGED)[-1]["key"] == HEAD
+        for entry in entries:
+            await committed(service.store("operator"), Transaction((), (Put(entry.key, entry.value),)))
+        await until(second, lambda: second.may_read(ALICE))
+        assert not second.may_read(BOB)
+
+    with_two_hosts(test)
