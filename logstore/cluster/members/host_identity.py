@@ -228,7 +228,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
         what = f"that of cluster {found}" if found else "empty"
         raise WrongCluster(
             f"{path}: the data directory belongs to cluster {stored.cluster_id}, the metadata store is {what}; "
-            "give the URL of the right one, or an empty directory"
+            "give the URL of the right one, or restore it; an empty directory only if that cluster is given up"
         )
     return found
 
