@@ -168,7 +168,7 @@ class StoredRegistrations:
                 continue  # the head has changed between two pages
             if known is None:
                 read = _decoded(stream, revision, entries)
-                if read.registration is None:
+                if read.registration is None and self._cluster_id:
                     self.check_cluster((await self._store.get(CLUSTER_KEY)).entry)
                 return self._keep(read)
             if revision == known.revision:
