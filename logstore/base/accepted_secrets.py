@@ -2,8 +2,8 @@
 
 Invariants: the secret of the file is accepted from the look on that finds it, CHECK_S after it was written or at once
 where `look_again` is called; the one before it for OVERLAP_S more, so that clients may get the new one meanwhile, and
-then no longer, also while the file cannot be looked at. A file that cannot be used changes nothing, is read again at each look
-until it can be, and is reported once for each state that it is in. The secret is in no report.
+then no longer, also while the file cannot be looked at. A file that cannot be used changes nothing, is read again at
+each look until it can be, and is reported once for each state that it is in. The secret is in no report.
 """
 
 from collections.abc import Callable

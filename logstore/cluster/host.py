@@ -137,7 +137,8 @@ class ClusterHost:
             self._owners.__contains__,
             lambda: self._requests.delay_s,
         )
-        self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        registrations = StoredRegistrations(parts.store, parts.identity.cluster_id)
+        self._requests = RegistrationRequests(registrations, self._answered, parts.report)
         self._many = ManyRegistrations(parts.store, self._requests, self._answered, self._claims.is_known)
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)
