@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -28,8 +26,6 @@ from tests.continuous.fragments import parse
 from tests.continuous.processes import WINDOW, as_text, expected, produce
 from tests.foreign_clients.broker import eventually
 from tests.support.limits import PATIENCE_S
-from tests.support.sidecar import Sidecar
-from tests.support.spark_session import start_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
@@ -37,21 +33,6 @@ PARTITIONS = 2
 RECORDS = 6_000
 
 Rows = list[tuple[bytes, int]]
-
-
-@pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar process."""
-    with Sidecar(tmp_path / "sidecar") as running:
-        yield running
-
-
-@pytest.fixture
-def spark(tmp_path: Path) -> Iterator[SparkSession]:
-    """A small Spark."""
-    session = start_spark(tmp_path / "spark")
-    yield session
-    session.stop()
 
 
 def routed(rows: Rows) -> list[Rows]:
@@ -93,24 +74,25 @@ def workers() -> list[psutil.Process]:
     return [process for process, parent in parents.items() if parent in daemons]
 
 
-def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, spark: SparkSession) -> None:
+def test_killed_workers_are_replaced_and_the_output_is_exact(spark: SparkSession, address: str, topic: str) -> None:
     """Two partitions, three times more input; between, all Python workers are killed. At last the query is stopped."""
     chance = random.Random(11)
     rows = [(b"key-%d" % min(int(chance.paretovariate(0.4)), 300), chance.randint(0, 999)) for _ in range(RECORDS)]
     parts = routed(rows)
-    with Client(parse_addresses(sidecar.address)) as client:
-        client.create_topic("in", PARTITIONS, {"retention.ms": "-1"})
+    source, target = f"{topic}-in", f"{topic}-out"
+    with Client(parse_addresses(address)) as client:
+        client.create_topic(source, PARTITIONS, {"retention.ms": "-1"})
     operator = Aggregate(Counting(WINDOW), total=agg.sum("v"), last=agg.last("v"))
-    fragment = Fragment("spark", (TopicSource("in", (parse, as_text)),), ("k",), operator, "out", check_keys=True)
+    fragment = Fragment("spark", (TopicSource(source, (parse, as_text)),), ("k",), operator, target, check_keys=True)
     limits = EpochLimits(epoch_records=100, epoch_ms=20, run_records=50)
-    query = on_spark(spark, fragment, Options(sidecar.address, partial(Targets, 200, 500), limits))
-    readers = [Reader(sidecar.address, "out", number) for number in range(PARTITIONS)]
+    query = on_spark(spark, fragment, Options(address, partial(Targets, 200, 500), limits))
+    readers = [Reader(address, target, number) for number in range(PARTITIONS)]
     try:
         for third in range(1, 4):
             for number, part in enumerate(parts):
                 share = len(part) // 3
                 end = len(part) if third == 3 else third * share
-                produce(sidecar.address, "in", part[(third - 1) * share : end], partition=number)
+                produce(address, source, part[(third - 1) * share : end], partition=number)
                 readers[number].read_to(len(expected(part[:end])))
             assert query.is_active
             eventually(lambda: query.running_tasks == PARTITIONS)  # Spark counts behind the events
