@@ -1,7 +1,7 @@
 """Spark's queries on a cluster that loses its hosts one after the other: exact output, state from the replicated log.
 
-The output is counted by librdkafka. Input lies in the cluster as well. Where hosts are processes, the
-short run has its test in `tests/microbatch/test_on_a_cluster.py`, beside a Spark that runs anyway.
+The output is counted by librdkafka. Input lies in the cluster as well. Where hosts are processes, the short run has its
+test in `tests/microbatch/test_on_a_cluster.py`, beside a Spark that runs anyway.
 """
 
 from __future__ import annotations
