@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, cast
 
 import trio
 import trio.testing
@@ -44,6 +45,7 @@ from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.peace.copies import CopyScheduler
 from scheduler.peace.replica_sets import ReplicaSets
+from tests.cluster.hash_claims import HashClaims
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 from tests.support.virtual_time import run_virtual
 
@@ -72,6 +74,7 @@ class MemoryNetwork:
         """Of calls, by host."""
         self.before_answer: Callable[[str], Awaitable[None]] | None = None
         """Called when a host has carried out a call, before it answers."""
+        self.earlier: set[str] = set()  # hosts of the version before, which deals no streams
 
     def attach(self, name: str, received: Received, refused: PeerRefused) -> None:
         """A host listens."""
@@ -128,6 +131,10 @@ class MemoryLinks:
     def is_stranger_to(self, host: str) -> bool:
         """See Links: here all are known."""
         return False
+
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return host not in self.network.earlier
 
 
 @dataclass
@@ -452,6 +459,8 @@ class MemoryCluster:
                     identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates, self.grace_s
                 )
                 host = ClusterHost(parts, membership, self.limits)
+                if name in self.network.earlier:
+                    cast(Any, host)._claims.__class__ = HashClaims
                 running = RunningHost(host, store, identity, membership, view, files, scope)
                 if self.is_planned:
                     self._plan_copies(running, nursery)
@@ -461,8 +470,7 @@ class MemoryCluster:
                 await nursery.start(host.run)
                 if name in self.before_joining:
                     await self.before_joining[name]()
-                revision = await nursery.start(membership.run)
-                await view.members_reached(revision)
+                await view.members_reached(await nursery.start(membership.run))
                 self.hosts[name] = running
                 task_status.started(running)
         running.ended.set()
