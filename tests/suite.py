@@ -64,9 +64,9 @@ class Part:
 
 CORE = (
     *("access", "base", "disk", "format", "kafka", "client", "codec", "commands", "verify"),
-    *("topology", "calibration", "peace", "simulation"),
+    *("topology", "calibration", "peace", "simulation", "cec", "pages"),
 )
-STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
+STATE = ("state", "operators", "checkpoint", "continuous")
 SERVICES = ("coordinator", "metadata", "monitoring", "sidecar", "kill9", "preloaded")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
