@@ -16,7 +16,9 @@ Invariants:
   waits for needs none. What is wished for stays the same while it is possible.
 * A chunk that lacks only copies of hosts that have gone a moment ago (`Placing.awaits`) is not copied yet, if two live
   members have it: such a host comes back with all but the tail of what it had.
-* A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
+* A target is given up when it has said nothing of progress for `timeout_ms`, and nothing to an order behind that; to
+  wait for its turn is progress. So an owner whose host stood still hears first what has arrived meanwhile.
+* While a copy is made the repair is at rest: answers move it on, and orders are repeated when `wake_ms` says so.
 * The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
   alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
   other host that is alive has the chunk, or the tier has it and no copy can be made now.
@@ -124,6 +126,8 @@ class Repair:
         self._job: Job | None = None
         self._since_ms = 0
         self._sent_ms = 0
+        self._is_last_order = False
+        """The target's time was over when the last order was sent."""
         self._bad: dict[tuple[int, Member], int] = {}
         """Targets and sources that failed, by chunk, until when they are not asked again."""
         self._damaged: dict[tuple[int, Member], None] = {}
@@ -146,11 +150,16 @@ class Repair:
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members before `wake_ms`."""
         is_known = self._is_waiting or self._seen == (revision, live, self.placing)
-        return self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        is_idle = self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        return is_idle or self.state is RepairState.COPYING
 
     @property
     def wake_ms(self) -> int | None:
-        """When a target or a source that failed may be asked again; None if none has failed."""
+        """When the order of a copy is repeated, or its target given up; or when a target or a source that failed may be
+        asked again. None: nothing is due by time alone.
+        """
+        if self.state is RepairState.COPYING:
+            return self._sent_ms + self._resend_ms
         return min(self._bad.values(), default=None)
 
     # ---- events
@@ -172,12 +181,13 @@ class Repair:
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
-        if self.state is RepairState.COPYING and self._job is not None:
-            if now_ms - self._since_ms > self._timeout_ms:
-                self._give_up(self._job.target, now_ms)
-            elif now_ms - self._sent_ms >= self._resend_ms:
+        is_copying = self.state is RepairState.COPYING
+        if is_copying and self._job is not None and now_ms - self._sent_ms >= self._resend_ms:
+            if not self._is_last_order:
+                self._is_last_order = now_ms - self._since_ms > self._timeout_ms
                 self._job = self._job._replace(revision=self._job.revision or revision)
                 return self._ask(self._job, registration, now_ms)
+            self._give_up(self._job.target, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
         self._forget_old_failures(now_ms)
@@ -200,7 +210,7 @@ class Repair:
             if isinstance(message, CopyDone):
                 self._step(RepairEvent.DONE)
             else:
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 self._sent_ms = now_ms - self._resend_ms + self._timeout_ms // ORDERS_PER_TIMEOUT
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
@@ -208,7 +218,7 @@ class Repair:
     def registered(self, now_ms: int) -> None:
         """The swap that the last step asked for is done."""
         self._step(RepairEvent.REGISTERED)
-        self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
+        self._since_ms, self._sent_ms, self._is_last_order = now_ms, now_ms - self._resend_ms, False
         if self.state is RepairState.IDLE and self._job is not None:
             self._job = None
             self._tokens.made(self._stream)
@@ -269,7 +279,7 @@ class Repair:
             if chunk.names(target):
                 self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 asked = self._ask(self._job, registration, now_ms)
                 return RepairStep((*effects, *asked.effects))
             self._step(RepairEvent.NAME)
