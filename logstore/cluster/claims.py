@@ -5,14 +5,16 @@ Invariants:
 * Hosts claim one after the other (`claim_rank` of `logstore.cluster.members.election`). A host that does not reach
   enough others to open a chunk comes behind all that may.
 * A stream goes to the host that should own it, among the members of its open chunk, once the live hosts have been the
-  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
+  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time. It waits
+  until that host has the stream's last records (LONGEST_WAIT_S at most): a takeover reads the last chunk for what its
+  producers have sent, and from other hosts it would be read at no pace, and once more when it is copied.
 * A stream of a host that leaves goes to the host that should own it, whether or not that has the open chunk.
 * Looks at many streams are made in turns of the event loop, with pauses that are longer than they take: ten thousand
   streams that wait for owners leave time for those that have one.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -20,12 +22,14 @@ from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.members import election
 from logstore.cluster.members.membership import Membership
 from logstore.cluster.members.view import ClusterView, KnownTopic, stream_name, topic_id_of
-from logstore.replica.registrations import OwnerId, StreamHead
+from logstore.replica.registrations import ChunkRegistration, OwnerId, StreamHead
 
 LOOK_S: Final = 0.05
 """Between two looks at streams without an owner, while there are any."""
 BALANCE_AFTER_S: Final = 10.0
 BALANCE_STEP_S: Final = 0.1
+LONGEST_WAIT_S: Final = 600.0
+"""For the last records of streams: some hosts will never have them, such as of chunks that only the tier has."""
 RELIEVE_AFTER_S: Final = 1.0
 """Between two looks at the streams of hosts that leave."""
 PAUSE_PER_LOOK: Final = 3
@@ -45,10 +49,18 @@ def streams_of(known: KnownTopic) -> Iterator[str]:
     return (stream_name(known.topic.topic_id, partition) for partition in range(known.topic.partitions))
 
 
-class Claims:
-    """See the module. `claim` makes this host the owner of a stream; `is_mine` says whether it owns it, or tries to;
-    `delay_s` how long the metadata store takes at present. `run` must run.
+class OwnStreams(NamedTuple):
+    """What claims ask of this host: `claim` makes it the owner of a stream, `is_mine` says whether it owns the stream,
+    or tries to, and `has_end` whether it has the records in front of the next one (`Replica.has_end_of`).
     """
+
+    claim: Callable[[str], None]
+    is_mine: Callable[[str], bool]
+    has_end: Callable[[str, ChunkRegistration], bool]
+
+
+class Claims:
+    """See the module. `delay_s`: how long the metadata store takes at present. `run` must run."""
 
     def __init__(
         self,
@@ -56,16 +68,14 @@ class Claims:
         view: ClusterView,
         hosts: LiveHosts,
         membership: Membership,
-        claim: Callable[[str], None],
-        is_mine: Callable[[str], bool],
+        own: OwnStreams,
         delay_s: Callable[[], float],
     ) -> None:
         self._me = me
         self._view = view
         self._hosts = hosts
         self._membership = membership
-        self._claim = claim
-        self._is_mine = is_mine
+        self._claim, self._is_mine, self._has_end = own
         self._delay_s = delay_s
         self._vacancies = election.Vacancies()
         self._vacant_now = trio.Event()
@@ -208,11 +218,19 @@ class Claims:
         return self._may_claim() and trio.current_time() - self._hosts.changed_s >= BALANCE_AFTER_S
 
     def _should_be_mine(self, stream: str) -> bool:
-        """Whether this host comes first among the members of the open chunk, all of which it reaches."""
+        """Whether this host comes first among the members of the open chunk, all of which it reaches, and has the last
+        records.
+        """
         head = self._head(stream)
         if head is None or head.open_chunk is None or self._is_mine(stream) or self.topic_of(stream) is None:
             return False
         members = {member.host for member in head.open_chunk.members}
-        if self._me.host not in members:
+        if self._me.host not in members or not self._may_take_over(stream, head.open_chunk, head.log_start):
             return False
         return self._comes_first(stream) and self._hosts.reaches(members) == len(members)
+
+    def _may_take_over(self, stream: str, open_chunk: ChunkRegistration, log_start: int) -> bool:
+        """Whether the last records of a stream are here, or have been waited for long enough."""
+        if open_chunk.base_offset <= log_start or self._has_end(stream, open_chunk):
+            return True
+        return trio.current_time() - self._hosts.changed_s >= LONGEST_WAIT_S

@@ -71,7 +71,7 @@ from logstore.replica.messages import (
     unknown_entries,
 )
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import Member, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
@@ -144,6 +144,17 @@ class Replica:
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
         return bool(self._chunks.of_stream(stream))
+
+    def has_end_of(self, stream: str, open_chunk: ChunkRegistration) -> bool:
+        """Whether the last records of a stream are here: some of its open chunk, or all of the chunk in front of that."""
+        chunks = self._chunks.of_stream(stream)
+        own = chunks.get(open_chunk.epoch)
+        if own is not None and own.durable.length_bytes and own.state is not ReplicaState.FAILED:
+            return True
+        return any(
+            chunk.state is ReplicaState.SEALED and chunk.durable.next_offset == open_chunk.base_offset
+            for chunk in chunks.values()
+        )
 
     def has_anything_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here, or a fence."""
