@@ -146,7 +146,7 @@ class Replica:
         return bool(self._chunks.of_stream(stream))
 
     def has_end_of(self, stream: str, open_chunk: ChunkRegistration) -> bool:
-        """Whether the last records of a stream are here: some of its open chunk, or all of the chunk in front of that."""
+        """Whether the last records of a stream are here: some of its open chunk, or all of the chunk in front of it."""
         chunks = self._chunks.of_stream(stream)
         own = chunks.get(open_chunk.epoch)
         if own is not None and own.durable.length_bytes and own.state is not ReplicaState.FAILED:
