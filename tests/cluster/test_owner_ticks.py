@@ -125,4 +125,6 @@ async def test_ticks_of_many_owners_leave_turns_to_others(autojump_clock: trio.t
                 if not turn % 100:
                     await trio.sleep(TICK_S)
         nursery.cancel_scope.cancel()
-    assert max(ticks.values()) <= 2 * 16, "the order of tasks in a turn is random: two turns of the ticks may lie in one"
+    assert max(ticks.values()) <= 2 * 16, (
+        "the order of tasks in a turn is random: two turns of the ticks may lie in one"
+    )
