@@ -3,10 +3,10 @@
 Invariants:
 * All of the store's code runs on the event loop's thread; other threads see only jobs and immutable views.
 * A waiting task costs no thread; readers are bounded (`READERS`).
-* The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
-  Those of `begin` start at once, while such jobs are alone in their turns of the event loop anyway (`Solitude`).
-* The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
-* Beside writes, catch-up reads keep to their share and let writes go first (`ReadsBeside`).
+* The jobs of `kick` start after all runnable tasks have had their turn, so that batches that arrive together share a
+  write. The jobs of `begin` start at once, as long as such jobs are alone in their turn of the event loop (`Solitude`).
+* The event loop blocks for a disk job for at most `WAIT_MS`, and only while such jobs are short (`Patience`).
+* While writes are under way, catch-up reads keep to their share of the disk, and writes go first (`ReadsBeside`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection

@@ -189,8 +189,9 @@ class _LoginExchange:
             piece = self._connection.recv(size - len(parts))
             if not piece:
                 with_tls = isinstance(self._connection, ssl.SSLSocket)
-                more = "" if with_tls else ", and one without TLS? With TLS it wants security.protocol=SASL_SSL"
-                raise ConnectionResetError(f"the connection ended inside the login; is its listener a SASL one{more}")
+                which = "a SASL listener" if with_tls else "a SASL listener without TLS"
+                more = "" if with_tls else " With TLS it needs security.protocol=SASL_SSL"
+                raise ConnectionResetError(f"the connection ended during the login; is it {which}?{more}")
             parts += piece
         return bytes(parts)
 

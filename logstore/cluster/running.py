@@ -1,9 +1,9 @@
-"""A host's part in a cluster, put together: metadata store, links, copies of chunks, and what the Kafka front serves.
+"""Assembles a host of a cluster: metadata store, links, copies of chunks, and the services of the Kafka front.
 
-Order of a start: the metadata store, who this host is, the view of the cluster, topics, the links, the host itself; and
-`join`, when the listeners of clients are open. Order of an end: `resign`, then the nursery is cancelled.
+Order of a start: the metadata store, the identity of this host, the view of the cluster, topics, the links, the host
+itself; then `join`, when the listeners of clients are open. Order of an end: `resign`, then the nursery is cancelled.
 
-Invariant: nothing of this is loaded by a sidecar that is alone.
+Invariant: a single sidecar does not load this module.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

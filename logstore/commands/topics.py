@@ -35,11 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe.add_argument("topic", metavar="TOPIC")
     create = add_action(actions, "create", "create a topic")
     create.add_argument("topic", metavar="TOPIC")
-    create.add_argument("--partitions", type=_count, default=1, metavar="N", help="default: %(default)s")
+    create.add_argument(
+        "--partitions", type=_count, default=1, metavar="N", help="number of partitions (default: %(default)s)"
+    )
     create.add_argument(
         "--replication-factor", type=_count, metavar="N", help="copies of each chunk (default: the cluster's default)"
     )
-    create.add_argument("--set", action="append", default=[], metavar="CONFIG=VALUE", dest="settings")
+    create.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="CONFIG=VALUE",
+        dest="settings",
+        help="a setting of the topic, such as retention.ms=86400000; repeatable",
+    )
     grow = add_action(actions, "grow", "give a topic more partitions")
     grow.add_argument("topic", metavar="TOPIC")
     grow.add_argument("partitions", type=_count, metavar="N", help="new number of partitions")

@@ -73,7 +73,7 @@ def _check_control(data: memoryview, position: int, header: BatchHeader, where: 
 
 
 class EpochGroup:
-    """The append group of one committed epoch in one stream (`logstore.log.stream.Group`)."""
+    """The append group of one committed epoch in one stream (`logstore.log.stream_state.AppendGroup`)."""
 
     def __init__(self, record: CommitRecord, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:
         self._record = record

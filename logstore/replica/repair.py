@@ -1,35 +1,34 @@
-"""Copies of sealed chunks, up to the number that the stream is to have. The owner of the stream runs it.
+"""Copies of sealed chunks, up to the number of copies of the stream. The owner of the stream runs this module.
 
-One chunk at a time: the one with the fewest live copies, the last one first among equals. While the stream waits for a
-copy, the last chunk alone counts: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
-repair is three steps, each of which may be the last one before a crash:
-1. the registration names the target as a candidate (a swap), so that a host that is copied to is never taken for one
-   that holds something unlisted;
-2. the target gets what it lacks from a live member, piece by piece, and checks the whole;
+It repairs one chunk at a time: the chunk with the fewest live copies, the last chunk among equals. While the stream
+waits for a copy, only the last chunk counts: as long as it has fewer than `min_copies` holders, no chunk may follow it.
+A repair has three steps, and a crash may come after each of them:
+1. the registration names the target as a candidate (a swap), so that the target never has an unlisted replica;
+2. the target gets the missing bytes from a live member, piece by piece, and checks the whole chunk;
 3. the registration names the target as a member (a swap).
 
 Invariants:
-* A member is dropped only if `copies` live ones stay, if its copy is damaged and another member is alive, or if its
-  host was removed. So members that are gone leave the registration when there are enough others, and not before.
-* A target is a member only after it has said that it holds the chunk durably, as a whole.
-* A copy has a go (`CopyTokens`), from its naming to its end; without one the repair is at rest. A copy that the stream
-  waits for needs none. What is wished for stays the same while it is possible.
-* A chunk that lacks only copies of hosts that have gone a moment ago (`Placing.awaits`) is not copied yet, if two live
-  members have it: such a host comes back with all but the tail of what it had.
-* A target is given up when it has said nothing of progress for `timeout_ms`, and nothing to an order behind that; to
-  wait for its turn is progress. So an owner whose host stood still hears first what has arrived meanwhile.
-* While a copy is made the repair is at rest: answers move it on, and orders are repeated when `wake_ms` says so.
-* The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
-  alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
-  other host that is alive has the chunk, or the tier has it and no copy can be made now.
+* A member is dropped only if `copies` live members stay, if its copy is damaged and another member is alive, or if its
+  host was removed. So absent members leave the registration when there are enough others, and not before.
+* A target becomes a member only after it has reported that it holds the whole chunk durably.
+* A copy needs a permission (`CopyTokens`) from its naming to its end; without a permission the repair rests. A copy for
+  which the stream waits needs none. A wanted copy stays the same while it is possible.
+* If a chunk lacks only copies of hosts that have gone recently (`Placing.awaits`) and has two live members, it is not
+  copied yet: such a host usually comes back with all but the tail of its chunks.
+* A target is given up if it reports no progress for `timeout_ms`, and then does not answer one more order; waiting for
+  its turn is progress. So an owner whose host stood still first reads what has arrived meanwhile.
+* While a copy is made the repair rests: answers move it on, and orders are repeated at `wake_ms`.
+* The copy of a leaving host counts as long as there are too few others: it is dropped when `copies` others are alive,
+  so a leaving host never lowers the number of copies. The copy of a removed host is dropped as soon as every other live
+  host has the chunk, or the tier has it and no copy can be made now.
 
-Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
-unavailable, and its records stay in the log's offsets.
+If no member is alive, a candidate may still have the chunk: candidates are asked. If no candidate has it, the chunk is
+reported as unavailable, and its records keep their offsets in the log.
 
-Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
-go is Peace's to say (`Placing`).
+Costs: two swaps for a copy, a write and a sync for each piece. The target asks for pieces, at its own pace. Peace
+decides where copies go (`Placing`).
 
-Sources: SGuard, section 2 (chunks that lack replicas get new ones); HDFS's re-replication; Apache BookKeeper's
+Sources: SGuard, section 2 (chunks that lack replicas get new replicas); HDFS's re-replication; Apache BookKeeper's
 auto-recovery, which changes the ledger's metadata after the copy.
 """
 

@@ -1,28 +1,29 @@
-"""One host's replicas of chunks: takes appends in order, fences, serves reads and copies, forgets what is not listed.
+"""The replicas of chunks on a host. The module accepts appends in order, fences chunks, serves reads and copies, and
+removes replicas that registrations no longer list.
 
 Invariants:
-* An append is taken only if its epoch is at or above the stream's fence, and only directly behind what the replica has,
-  with the same checksum in front. So a replica's chunk is always a prefix of what the chunk's owner has sent.
-* `AppendDone` names only what is durable.
-* `FenceDone` is sent when the fence is durable and every append taken before it is; the length that it names is final.
-  A fence that was heard refuses appends at once, also before it is durable.
-* A chunk is cut, sealed or removed only by what a stream's registration says, never by a message from an owner: the
+* An append is accepted only if its epoch is at or above the stream's fence, and only directly after the end of the
+  replica, with the same checksum before it. So a replica is always a prefix of the bytes that the owner has sent.
+* `AppendDone` names only durable bytes.
+* `FenceDone` is sent when the fence and every append accepted before it are durable; the length that it names is final.
+  A received fence refuses appends at once, also before it is durable.
+* Only the registration of a stream causes a cut, a seal or a removal of a chunk, never a message from an owner. The
   registration of a sealed chunk never changes its end, so an old registration does no harm. A chunk that the
-  registration does not list is removed only if the registration's epoch is above the chunk's (it was listed before
-  anything was appended to it), and its revision not below the one that named the replica for a copy.
-* Entries are refused while the disk has no room for them, and the chunk stays as it is. Fences, cuts and removals are
-  carried out: they make room, or let others go on.
-* A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
-* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the
-  registration, which lets it go, and it is copied anew.
-* Readers see what is acknowledged: the acknowledged length while the chunk is open or the last one, and all of a sealed
-  chunk that another one follows.
+  registration does not list is removed only if the registration's epoch is above the chunk's epoch (a chunk is listed
+  before its first append), and if its revision is not below the revision that named the replica for a copy.
+* While the disk has no room, entries are refused and the chunk stays as it is. Fences, cuts and removals are carried
+  out: they make room, or let other hosts continue.
+* A failed write or sync is final for the chunk: its earlier durable bytes are served, nothing is added.
+* A replica with damage in durable bytes reports the damage, and never a shorter length. Its owner removes it from the
+  registration, then the replica is removed and copied again.
+* Readers see acknowledged bytes: up to the acknowledged length while the chunk is open or the last chunk, and all of a
+  sealed chunk that another chunk follows.
 
-Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; what arrives beyond that is dropped, and
-the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
+Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; further entries are dropped, and the
+owner sends them again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
 
 Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
-(messages that carry all that it takes to judge them).
+(messages that carry everything needed to judge them).
 """
 
 from collections.abc import Callable, Sequence

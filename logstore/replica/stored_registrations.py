@@ -1,4 +1,4 @@
-"""Registrations in a metadata store: performs what `register` asks for. It waits for the store, and does nothing else.
+"""Registrations in a metadata store: carries out the requests of `register`, and waits for the store.
 
 A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID/PARTITION` and each sealed chunk at
 `chunks/TOPIC-ID/PARTITION/BASE-OFFSET`. docs/format.md has the bytes.
@@ -6,17 +6,17 @@ A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID
 Invariants:
 * A swap is one transaction on the condition that the head is as it was read. It writes the head always and the chunks'
   entries that change, at most MAX_CHANGED_CHUNKS; a swap that changes more is refused before anything is written.
-* So the head's revision stands for all entries: chunks' entries that were read beside a head, in one page or in several
-  with the same head, belong to it. A reader that finds two heads reads again; one that finds entries that do not match
-  their head raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
-* A swap whose answer was lost is sent again with the same condition, so it is made at most once. Whether it was made is
-  told by the whole registration, not by the head: a copy that is named changes only a chunk's entry.
-* Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a stream never has two at one
-  revision.
-* What concerns several streams may be one call (`swap_together`, `read_unchanged`, `read_changed`). Each swap in such a
-  transaction has its own condition, and what it leaves open is settled as if it had been sent alone. A transaction
-  whose answer was lost may be made later; then every condition in it still holds, so it makes no swap in a stream that
-  has gone on.
+* So the head's revision covers all entries: entries of chunks that were read together with a head, in one page or in
+  several pages with the same head, belong to that head. A reader that finds two heads reads again; entries that do not
+  match their head raise CorruptRegister. A damaged or missing entry never counts as a removed chunk.
+* A swap whose answer was lost is sent again with the same condition, so it takes effect at most once. The whole
+  registration shows whether it took effect, not the head: naming a copy changes only a chunk's entry.
+* Registrations are cached by revision, up to KEPT_CHUNKS, so that a swap needs no read. A stream never has two
+  registrations with the same revision.
+* Requests for several streams can be one call (`swap_together`, `read_unchanged`, `read_changed`). Each swap in such a
+  transaction has its own condition, and an unknown outcome is settled as for a single swap. A transaction whose answer
+  was lost may take effect later, but only if every condition in it still holds, so it never swaps in a stream that has
+  changed.
 """
 
 import re

@@ -57,7 +57,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology calibrate`."""
     default = CalibrationSettings()
-    parser.add_argument("file", type=Path, help="topology file; its capacities may be rough")
+    parser.add_argument("file", type=Path, metavar="FILE", help="topology file; its capacities may be rough")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file for the measured topology (TOML)")
     parser.add_argument(
         "--agent", action="append", default=[], metavar="NAME=HOST:PORT",

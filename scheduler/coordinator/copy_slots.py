@@ -2,7 +2,7 @@
 
 A slot is a request of the plan: a copy of one chunk from a host to a given host, with tokens of both disks, of what one
 sends and the other receives, and of the links between, from its go to its end. It is told to the target, which asks for
-it again and again while copies flow there (`logstore.cluster.copies.slot_requests`).
+it again and again while copies flow there (`logstore.cluster.copies.slot_calls`).
 
 Invariants:
 * A slot that was told lasts here until the time that was told has passed, or the target says that it has no slot any

@@ -32,15 +32,21 @@ class AcceptedTokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = self._states()
+        self._loaded = self._states()
+        """The state of the file that the token is of."""
+        self._refused: object = None
+        """The state in which the file could not be used the last time, if that was the last time."""
         self._token = read_token(path).encode()
         self._former: dict[bytes, float] = {}
         """When each of them ends, in the event loop's seconds."""
         self._wanted = trio.Event()
 
     def __call__(self) -> tuple[bytes, ...]:
-        """The tokens that are accepted now."""
-        return (self._token, *self._former)
+        """The tokens that are accepted now, also where the file cannot be looked at. Within an event loop."""
+        if not self._former:
+            return (self._token,)
+        now_s = trio.current_time()
+        return (self._token, *(token for token, until_s in self._former.items() if until_s > now_s))
 
     def look_again(self) -> None:
         """Look at the file soon."""
@@ -60,17 +66,19 @@ class AcceptedTokens:
         now_s = trio.current_time()
         self._former = {token: until_s for token, until_s in self._former.items() if until_s > now_s}
         states = await trio.to_thread.run_sync(self._states, abandon_on_cancel=True)
-        if states == self._seen:
+        if states == self._loaded:  # as of before reading: a file that changes meanwhile is read again
             return
-        self._seen = states  # before reading: a file that changes meanwhile is read again
         try:
             token = (await trio.to_thread.run_sync(read_token, self._path, abandon_on_cancel=True)).encode()
         except CairnError as error:
-            report(SECRET_UNUSABLE, of=SETTING, error=str(error), effect="the former one stays in use")
+            if states != self._refused:
+                self._refused = states
+                report(SECRET_UNUSABLE, of=SETTING, error=str(error), effect="the former one stays in use")
             return
+        self._loaded, self._refused = states, None
         if token != self._token:
             self._former.pop(token, None)
-            self._former[self._token] = now_s + OVERLAP_S
+            self._former[self._token] = trio.current_time() + OVERLAP_S
             self._former = dict(list(self._former.items())[-MAX_FORMER:])
             self._token = token
         report(SECRET_LOADED, of=SETTING, former_accepted_s=int(OVERLAP_S))

@@ -18,7 +18,7 @@ from logstore.base.metadata.interface import Committed, ConditionFailed, Delete,
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
-from logstore.cluster.streams import growing_topics
+from logstore.cluster.streams import growing_topics, topics
 from logstore.cluster.streams.producer_ids import BLOCK, KEY, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
@@ -300,7 +300,7 @@ async def test_a_topic_that_was_made_behind_the_coming_of_hosts_follows_them(tmp
 
 
 class AwayForAMoment:
-    """A metadata store that does not answer the next `left` readings of disks; watches and leases go on."""
+    """A metadata store that does not answer the next `left` readings of disks and changes; watches and leases go on."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -315,6 +315,13 @@ class AwayForAMoment:
             self.left -= 1
             raise MetadataUnavailable("no answer; nothing was changed")
         return await self._store.page(prefix, **wanted)
+
+    async def commit(self, transaction: Transaction) -> Any:
+        """See MetadataStore."""
+        if self.left:
+            self.left -= 1
+            raise MetadataUnavailable("no answer; nothing was changed")
+        return await self._store.commit(transaction)
 
 
 async def test_a_store_that_is_away_when_hosts_come_leaves_no_topic_behind(
@@ -420,7 +427,9 @@ async def groups_ask_for(host: Host, copies: int) -> None:
 
 
 async def test_the_clusters_own_topics_ask_for_a_second_copy_when_there_are_hosts(tmp_path: Path) -> None:
-    """A topic of groups that was made where one host lived has min.insync.replicas 2 once three live, and keeps it."""
+    """A topic of groups that was made where one host lived has min.insync.replicas 2 once three live, whether or not a
+    client looks for a coordinator then: all may have found it before. It keeps the number.
+    """
     async with two_hosts(tmp_path, members=1) as (one, other, store):
         assert one.front.groups_topic() is None
         for number, copies in ((0, 1), (1, 1), (2, 2)):
@@ -428,13 +437,42 @@ async def test_the_clusters_own_topics_ask_for_a_second_copy_when_there_are_host
                 revision = await host_comes(store, number)
                 await one.view.members_reached(revision)
                 await other.view.members_reached(revision)
-                assert one.front.groups_topic() == other.front.groups_topic()
             await groups_ask_for(one, copies)
             await groups_ask_for(other, copies)
         before = (await store.get(schema.topic_key(GROUPS_TOPIC))).entry
         assert one.front.groups_topic() == other.front.groups_topic()
         await settled(one.front.create_topic("later", 1, {}, 1))  # behind whatever the line above began
         assert (await store.get(schema.topic_key(GROUPS_TOPIC))).entry == before
+
+
+async def test_an_own_topic_that_was_made_behind_the_coming_of_hosts_asks_for_a_second_copy(tmp_path: Path) -> None:
+    """Its maker saw one host, because its lease had lapsed, say: the others see more, and have nothing to wait for."""
+    async with two_hosts(tmp_path) as (one, _, store):
+        settings = topics.internal_settings(1)
+        topic = schema.StoredTopic(topic_id="a" * 32, partitions=1, replicas=3, settings=settings)
+        await store.commit(schema.create_topic(GROUPS_TOPIC, topic))
+        await groups_ask_for(one, 2)
+
+
+async def test_a_store_that_is_away_when_hosts_come_leaves_no_own_topic_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second copy is asked for when the store answers again, although no member changes behind that."""
+    monkeypatch.setattr(topics, "AGAIN_S", 0.01)
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        away = AwayForAMoment(store)
+        host = Host(cast(MetadataStore, away), nursery, iter(range(1, 9)))
+        nursery.start_soon(host.view.run)
+        await host_comes(store, 0)
+        await host.view.complete()
+        assert host.front.groups_topic() is None
+        await groups_ask_for(host, 1)
+        away.left = 2
+        for number in (1, 2):
+            await host_comes(store, number)
+        await groups_ask_for(host, 2)
+        assert not away.left
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_name_is_given_once(tmp_path: Path) -> None:

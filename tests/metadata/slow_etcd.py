@@ -23,6 +23,7 @@ ANSWERS: dict[str, Any] = {
     "lease/grant": {"header": HEADER, "ID": "7", "TTL": "3"},
     "lease/revoke": {"header": HEADER},
     "lease/keepalive": {"result": {"header": HEADER, "ID": "7", "TTL": "3"}},
+    "auth/authenticate": {"header": HEADER, "token": "abc.1"},
     "watch": {"result": {"header": HEADER, "created": True}},
 }
 
@@ -41,6 +42,12 @@ class SlowEtcd:
         """Paths of calls that are never answered."""
         self.is_quiet = False
         """Watches stay, and are told nothing."""
+        self.errors: dict[str, bytes] = {}
+        """By paths of calls: what is answered as an error, in place of what is usual."""
+        self.errors_once: dict[str, list[bytes]] = {}
+        """The same, each answered once."""
+        self.answers: dict[str, Any] = {}
+        """By paths of calls, in place of what is usual."""
         self.pieces = 1
         """In so many an answer arrives, each after the time of an answer."""
 
@@ -68,8 +75,11 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
         etcd, path = self._etcd, bytes(data).split(b" ", 2)[1].decode().removeprefix("/v3/")
         etcd.asked[self._name, path] += 1
-        body = json.dumps(ANSWERS[path]).encode() + b"\n"
-        if path == "watch" and etcd.is_quiet:
+        body = json.dumps(etcd.answers.get(path, ANSWERS[path])).encode() + b"\n"
+        error = etcd.errors_once[path].pop(0) if etcd.errors_once.get(path) else etcd.errors.get(path)
+        if error is not None:
+            self._answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(error), error)
+        elif path == "watch" and etcd.is_quiet:
             self._answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
         else:
             self._answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -95,8 +105,8 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
-    """A store that reaches these endpoints."""
-    settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0)
+def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str) -> EtcdMetadataStore:
+    """A store that reaches these endpoints, with a user if one is given."""
+    settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0, **login)  # type: ignore[arg-type]
     clients = EtcdClients(*(EtcdConnections(etcd.connect, MAX_CONNECTIONS) for _ in range(3)))
     return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))

@@ -1,14 +1,13 @@
-"""Reads of replicated streams: from the chunks of this host, where it has none from a member, and where no host has one
-from the tier.
+"""Reads of replicated streams: from the chunks of this host, otherwise from a member, and otherwise from the tier.
 
 Invariants:
-* What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
-  on this host may be longer for a moment.
-* Batches come checked: a local read checks them, and so does this module with those that a member has sent.
+* A read ends at the stream's high watermark, and at the end of a sealed chunk in the registration: a copy on this host
+  may be longer for a short time.
+* All batches are checked: a local read checks its batches, and this module checks batches from a member.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
-* A reader that does not wait gets nothing while members or the tier are silent (`late_reads`).
-* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier. What the
-  chunk in the tier is founded on may come from the chunks in front of it, which say the same.
+* A reader that does not wait gets nothing while members or the tier do not answer (`late_reads`).
+* Producers' sequences come from a single copy of a chunk: of this host, of a member, or of the tier. The base of the
+  sequences of a chunk in the tier may come from earlier chunks, which have the same values.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

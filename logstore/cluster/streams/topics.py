@@ -1,14 +1,17 @@
-"""The topics of a cluster: they live in the metadata store, and every host has all of them in memory.
+"""The topics of a cluster. They are stored in the metadata store, and every host has all topics in memory.
 
-`ClusterTopics` has the part of `logstore.log.store.Store` that the Kafka front asks, and stands in its place.
+`ClusterTopics` has the methods of `logstore.log.store.Store` that the Kafka front uses, and replaces it there.
 
 Invariants:
-* What a host knows follows the metadata store, in its order; a change that this host asked for is answered when the
-  change is in the store and this host has seen it.
-* A topic's id is never used again: a topic that was deleted and created again is another one, with other streams.
-* How many replicas a topic has that asks for no number, the setting says, and not who lives in the moment in which it
-  is made: a chunk has as many as live, and gets the others when they come (`logstore.cluster.streams.growing_topics`).
-* The cluster's own topics have no retention: who writes them trims them.
+* The topics in memory follow the metadata store, in its order. A change by this host is answered when the store has the
+  change and this host has seen it.
+* The id of a topic is never used again: a topic that was deleted and created again is a new topic with new streams.
+* The number of replicas of a topic without its own number comes from the setting, not from the hosts that are alive at
+  the creation: a chunk has fewer copies at first, and gets the others when hosts join
+  (`logstore.cluster.streams.growing_topics`).
+* The cluster's internal topics have no retention: their writers trim them. An internal topic that asks for one copy,
+  because one host was alive at its creation, asks for two as soon as DEFAULT_REPLICAS hosts are alive, whether or not
+  the topic is used then.
 """
 
 import uuid
@@ -17,15 +20,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import trio
+
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.election import min_copies
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic
-from logstore.cluster.streams.growing_topics import GrowingTopics
+from logstore.cluster.streams.growing_topics import AGAIN_S, GrowingTopics
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
@@ -38,6 +44,7 @@ from logstore.errors import (
     InvalidReplicas,
     InvalidTopic,
     TopicExists,
+    TryAgain,
     UnknownTopicOrPartition,
 )
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
@@ -158,6 +165,8 @@ class ClusterTopics:
     def members_changed(self) -> None:
         """See ViewObserver."""
         self._growing.look()
+        for name in sorted(INTERNAL_TOPICS & self.topics.keys()):
+            self._secure(self.topics[name])
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewObserver."""
@@ -201,6 +210,8 @@ class ClusterTopics:
             )
             topic.partitions.append(stream)
             self._host.observe(stream.stream, stream)
+        if is_internal:
+            self._secure(topic)
 
     def _forget(self, topic: ReplicatedTopic) -> None:
         del self.topics[topic.name]
@@ -274,7 +285,6 @@ class ClusterTopics:
         """The id of a topic of the cluster's own; None: it is not there, and is being made."""
         found = self.topics.get(name)
         if found is not None:
-            self._secure(found)
             return found.topic_id
         if name in self._creating:
             return None
@@ -284,22 +294,41 @@ class ClusterTopics:
         self._make(name, topic)
         return None
 
-    def _secure(self, topic: ReplicatedTopic) -> None:
-        """Ask for more than one copy of a topic of the cluster's own that was made where one host lived, once there are
-        DEFAULT_REPLICAS hosts: with fewer, the loss of one would stop what goes on today.
+    def _lacks_copies(self, topic: ReplicatedTopic) -> bool:
+        """Whether a topic of the cluster's own asks for fewer copies than it should where so many hosts live. Of a
+        damaged entry nobody knows; the view tells when it is another one.
         """
         hosts = len(self._host.view.members)
-        wanted = internal_settings(hosts)[MIN_INSYNC]
-        if hosts < DEFAULT_REPLICAS or topic.config.min_insync_replicas >= int(wanted) or topic.name in self._securing:
+        wanted = int(internal_settings(hosts)[MIN_INSYNC])
+        is_known = schema.topic_key(topic.name) not in self._host.view.damaged
+        return is_known and hosts >= DEFAULT_REPLICAS and topic.config.min_insync_replicas < wanted
+
+    def _secure(self, topic: ReplicatedTopic) -> None:
+        """Ask for more than one copy of a topic of the cluster's own that was made where one host lived, once there are
+        DEFAULT_REPLICAS hosts: with fewer, the loss of one would stop what goes on today. While the metadata store is
+        away that is tried again: no member need change behind such a time.
+        """
+        if not self._lacks_copies(topic) or topic.name in self._securing:
             return
+        wanted = internal_settings(DEFAULT_REPLICAS)[MIN_INSYNC]
+        is_changed = False
 
         def secured(now: schema.StoredTopic) -> schema.StoredTopic:
+            nonlocal is_changed
+            is_changed = now.settings.get(MIN_INSYNC) != wanted
             return replace(now, settings={**now.settings, MIN_INSYNC: wanted})
 
         async def secure() -> None:
             try:
-                await self._host.topics.alter(topic.name, topic.topic_id.hex, secured)
-                self.report(TOPIC_ALTERED, topic=topic.name, changes=f"{MIN_INSYNC}={wanted}")
+                while self._lacks_copies(topic):
+                    try:
+                        await self._host.topics.alter(topic.name, topic.topic_id.hex, secured)
+                    except (MetadataError, TryAgain):
+                        await trio.sleep(AGAIN_S)
+                        continue
+                    if is_changed:
+                        self.report(TOPIC_ALTERED, topic=topic.name, changes=f"{MIN_INSYNC}={wanted}")
+                    return
             finally:
                 self._securing.discard(topic.name)
 

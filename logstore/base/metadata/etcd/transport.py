@@ -1,19 +1,19 @@
-"""Calls to whichever endpoint of an etcd answers.
+"""Calls of etcd, at any of its endpoints that answers.
 
 Invariants:
-* A call that changes something, and may not be made twice, is sent again only if it was surely not made; else its end
-  is OutcomeUnknown. All others are tried at the endpoints in turn until `patience_s` is over.
+* A change that must not be made twice is sent again only if the first attempt certainly had no effect; otherwise it
+  ends with OutcomeUnknown. All other calls are tried at the endpoints in turn until `patience_s` is over.
 * The endpoint that answered last is asked first.
-* An attempt waits as `attempts` says. Calls about leases have connections of their own, so that nothing delays them.
-  Their attempts wait for the longest time, because who keeps a lease alive calls again meanwhile and takes whichever
-  answer comes: while one of them waits, a further one begins at the next endpoint. Who asks for a lease does so too,
-  once at each endpoint, when another attempt would be over: the lease that is granted first is taken. Others that are
-  granted have no keys, nobody keeps them alive, and they end by themselves.
-* Answers of another cluster than the first one's are refused.
+* `attempts` has the time limits of attempts. Calls about leases have their own connections, so that other calls do not
+  delay them. Their attempts have the longest limit, because the keeper of a lease calls again while an attempt waits,
+  at the next endpoint, and takes the first answer. A request for a lease is also sent to each endpoint in turn, when
+  another attempt would have ended, and the first granted lease is used. Other granted leases have no keys, are not kept
+  alive, and expire.
+* Answers of another cluster than the first answer's are refused.
 * Answers are bounded (`connections`), connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
-* Nothing is taken from the environment, such as a proxy.
-* A new connection has the certificates that were loaded last (`EtcdTransport.tls`). Connections that stand live on:
-  watches, and leases that are kept over them, do not notice.
+* No setting of the environment is used, such as a proxy.
+* A new connection uses the certificates that were loaded last (`EtcdTransport.tls`). Existing connections stay, so
+  watches and leases are not interrupted.
 """
 
 import json
@@ -49,6 +49,7 @@ from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
     NOT_FOUND,
+    OLD_LOGIN,
     OUT_OF_RANGE,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
@@ -62,6 +63,7 @@ from logstore.base.metadata.etcd.messages import (
     header_of,
     parse,
     stream_answer,
+    token_of,
 )
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.events import METADATA_AWAY, METADATA_BACK
@@ -224,7 +226,7 @@ class EtcdTransport:
         """Whether this endpoint answers a call that changes nothing."""
         try:
             await self._attempt(endpoint, _Call(path, body, self._clients.calls), self.limits.limit_s())
-        except AttemptFailed as failure:
+        except (AttemptFailed, EtcdError) as failure:
             self.failed(endpoint, str(failure))
             return False
         return True
@@ -360,7 +362,7 @@ class EtcdTransport:
             status, data = await self._ask(endpoint, call, self.limits.limit_s())
             if status != HTTP_OK:
                 raise _error(endpoint, status, data)
-            self._token = str(parse(data).get("token", ""))
+            self._token = token_of(data)
         except (AttemptFailed, BadAnswer) as error:
             raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=False) from error
         except EtcdError as error:
@@ -376,6 +378,8 @@ class EtcdTransport:
     def _judged(self, endpoint: str, error: EtcdError) -> Exception:
         """The exception for an error of etcd: one of ours, AttemptFailed, or the error itself for the caller."""
         message = f"etcd at {endpoint}: {error.message}"
+        if OLD_LOGIN in error.message:  # users have been changed again, since the login of a moment ago
+            return AttemptFailed(message, made_perhaps=False)
         if error.code == PERMISSION_DENIED or _wants_login(error):
             return MetadataRefused(f"{message}; give a user with rights on {self.settings.namespace!r}")
         if error.code == RESOURCE_EXHAUSTED and "space" in error.message:
@@ -439,7 +443,7 @@ def _loaded(files: EtcdTls) -> ClientTls:
 
 
 def _wants_login(error: EtcdError) -> bool:
-    return error.code == UNAUTHENTICATED or "user name is empty" in error.message
+    return error.code == UNAUTHENTICATED or "user name is empty" in error.message or OLD_LOGIN in error.message
 
 
 def _error(endpoint: str, status: int, data: bytes) -> EtcdError:

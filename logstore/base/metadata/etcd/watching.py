@@ -15,9 +15,10 @@ from typing import Final
 
 import trio
 
-from logstore.base.metadata.errors import Compacted, MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.errors import Compacted, MetadataError, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.connections import ConnectionFailed, EtcdExchange
 from logstore.base.metadata.etcd.messages import (
+    OLD_LOGIN,
     BadAnswer,
     EtcdError,
     Json,
@@ -40,7 +41,7 @@ from logstore.base.metadata.state import behind
 MAX_LINE_BYTES: Final = 16 << 20
 """etcd cuts the messages of a watch at 2 MiB, or at one transaction's events, before they become base64."""
 RANGE: Final = "kv/range"
-LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty")
+LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty", OLD_LOGIN)
 """etcd gives a watch that it refuses no code, only these words."""
 
 
@@ -73,7 +74,7 @@ class EtcdWatch:
                     await self._connect()
                 await self._listen()
                 pause_s = FIRST_PAUSE_S
-            except AttemptFailed as failure:
+            except (AttemptFailed, EtcdError) as failure:
                 await self.close()
                 self._transport.failed(self._endpoint, str(failure))
                 await trio.sleep(pause_s)
@@ -177,8 +178,10 @@ class EtcdWatch:
                 is_read = True
 
     async def _read_beside_question(self, connection: "_WatchConnection") -> bool:
-        """Ask the endpoint whether it is alive; whether a part was read meanwhile. Raises AttemptFailed."""
-        failures: list[AttemptFailed] = []
+        """Ask the endpoint whether it is alive; whether a part was read meanwhile. Raises AttemptFailed, and what the
+        endpoint answers otherwise: MetadataRefused, MetadataDamaged.
+        """
+        failures: list[AttemptFailed | MetadataError] = []
         is_read = is_alive = False
         async with trio.open_nursery() as nursery:
 
@@ -192,13 +195,18 @@ class EtcdWatch:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(read)
-            is_alive = await self._transport.is_alive(self._endpoint, RANGE, self._probe())
+            try:
+                is_alive = await self._transport.is_alive(self._endpoint, RANGE, self._probe())
+            except MetadataError as refusal:  # out of the nursery it would come in a group, which nobody expects
+                failures.append(refusal)
             nursery.cancel_scope.cancel()
+        if is_read:  # whatever was answered: it is asked again when the watch is quiet again
+            return True
         if failures:
             raise failures[0]
-        if not is_read and not is_alive:
+        if not is_alive:
             raise AttemptFailed(f"{self._endpoint} is quiet and does not answer", made_perhaps=False)
-        return is_read
+        return False
 
     def _probe(self) -> Json:
         """A call whose answer shows that a majority of etcd's members is there."""
