@@ -8,7 +8,9 @@ Invariants:
   them last, and the partitions of each by number. So a host whose view is late deals the first ones like all others.
   They are dealt once, as long as the same hosts live.
 * A stream goes to a host with a smaller share, among the members of its open chunk, once the live hosts have been the
-  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
+  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time. It waits
+  until that host has the stream's last records (LONGEST_WAIT_S at most): a takeover reads the last chunk for what its
+  producers have sent, and from other hosts it would be read at no pace, and once more when it is copied.
 * Hosts of earlier versions claim by the hash of stream and host alone. While one of them lives, all hosts claim streams
   without an owner in that order; and until it is known of all that they deal, what has an owner goes only to hosts
   that come before this by the hash, as an earlier version's own moves do. So it moves as often as there are hosts at
@@ -19,7 +21,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -28,12 +30,14 @@ from logstore.cluster.members import election
 from logstore.cluster.members.deal import Deal, OwnedStreams
 from logstore.cluster.members.membership import Membership
 from logstore.cluster.members.view import ClusterView, KnownTopic, partition_of, stream_name, topic_id_of
-from logstore.replica.registrations import OwnerId, StreamHead
+from logstore.replica.registrations import ChunkRegistration, OwnerId, StreamHead
 
 LOOK_S: Final = 0.05
 """Between two looks at streams without an owner, while there are any."""
 BALANCE_AFTER_S: Final = 10.0
 BALANCE_STEP_S: Final = 0.1
+LONGEST_WAIT_S: Final = 600.0
+"""For the last records of streams: some hosts will never have them, such as of chunks that only the tier has."""
 RELIEVE_AFTER_S: Final = 1.0
 """Between two looks at the streams of hosts that leave."""
 PAUSE_PER_LOOK: Final = 3
@@ -53,10 +57,18 @@ def streams_of(known: KnownTopic) -> Iterator[str]:
     return (stream_name(known.topic.topic_id, partition) for partition in range(known.topic.partitions))
 
 
-class Claims:
-    """See the module. `claim` makes this host the owner of a stream; `is_mine` says whether it owns it, or tries to;
-    `delay_s` how long the metadata store takes at present. `run` must run.
+class OwnStreams(NamedTuple):
+    """What claims ask of this host: `claim` makes it the owner of a stream, `is_mine` says whether it owns the stream,
+    or tries to, and `has_end` whether it has the records in front of the next one (`Replica.has_end_of`).
     """
+
+    claim: Callable[[str], None]
+    is_mine: Callable[[str], bool]
+    has_end: Callable[[str, ChunkRegistration], bool]
+
+
+class Claims:
+    """See the module. `delay_s`: how long the metadata store takes at present. `run` must run."""
 
     def __init__(
         self,
@@ -64,16 +76,14 @@ class Claims:
         view: ClusterView,
         hosts: LiveHosts,
         membership: Membership,
-        claim: Callable[[str], None],
-        is_mine: Callable[[str], bool],
+        own: OwnStreams,
         delay_s: Callable[[], float],
     ) -> None:
         self._me = me
         self._view = view
         self._hosts = hosts
         self._membership = membership
-        self._claim = claim
-        self._is_mine = is_mine
+        self._claim, self._is_mine, self._has_end = own
         self._delay_s = delay_s
         self._vacancies = election.Vacancies()
         self._owned = OwnedStreams()
@@ -306,15 +316,16 @@ class Claims:
         return self._may_claim() and trio.current_time() - self._hosts.changed_s >= BALANCE_AFTER_S
 
     def _should_be_mine(self, stream: str) -> bool:
-        """Whether this host is among the members of the open chunk, reaches all of them, and has a smaller share than
-        the owner as it is now.
+        """Whether this host is among the members of the open chunk, reaches all of them, has a smaller share than the
+        owner as it is now, and has the stream's last records.
         """
         owner, members = self._owned.owner(stream), self._holders(stream)
         deal, me = self._deal(), self._me.host
         if me not in members or self._is_mine(stream) or stream in self._vacancies or not deal.lives(owner):
             return False
         is_better = me in deal.live and deal.is_better(stream, self._partitions(stream), owner.host, me)
-        return is_better and self._reaches_enough(stream) and self._hosts.reaches(members) == len(members)
+        is_better = is_better and self._reaches_enough(stream) and self._hosts.reaches(members) == len(members)
+        return is_better and self._may_take_over(stream)
 
     def _holders(self, stream: str) -> set[str]:
         """The members of the stream's open chunk."""
@@ -328,3 +339,12 @@ class Claims:
         if known is None or self._me.host not in live:
             return False
         return self._hosts.reaches(set(live)) >= min(election.min_copies(known.topic), len(live))
+
+    def _may_take_over(self, stream: str) -> bool:
+        """Whether the last records of a stream with an open chunk are here, or have been waited for long enough."""
+        head = self._head(stream)
+        if head is None or head.open_chunk is None:
+            return False
+        if head.open_chunk.base_offset <= head.log_start or self._has_end(stream, head.open_chunk):
+            return True
+        return trio.current_time() - self._hosts.changed_s >= LONGEST_WAIT_S

@@ -38,7 +38,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, streams_of
+from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, OwnStreams, streams_of
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
@@ -133,8 +133,7 @@ class ClusterHost:
             parts.view,
             self._hosts,
             membership,
-            self._claim,
-            self._owners.__contains__,
+            OwnStreams(self._claim, self._owners.__contains__, self._replica.has_end_of),
             lambda: self._requests.delay_s,
         )
         registrations = StoredRegistrations(parts.store, parts.identity.cluster_id)

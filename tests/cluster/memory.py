@@ -417,11 +417,12 @@ class MemoryCluster:
         await trio.sleep(pause_s)
 
     async def at_rest(self) -> None:
-        """Wait until no owner has anything to do."""
-        await self.until(lambda: not self._ticking(), "all owners are at rest")
+        """Wait until no owner has anything to do, and none waits for a copy."""
+        await self.until(lambda: not self._working(), "all owners are at rest")
 
-    def _ticking(self) -> bool:
-        return any(each.host.statistics.ticking_owners for each in self.hosts.values())
+    def _working(self) -> bool:
+        hosts = [each.host for each in self.hosts.values()]
+        return any(host.statistics.ticking_owners or host.copy_tokens.held for host in hosts)
 
     def describe(self) -> str:
         """The state of the cluster, to be read by people: hosts, faults, and what owners wait for."""

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from logstore.base.metadata import schema
-from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims
+from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims, OwnStreams
 from logstore.cluster.live_hosts import placing_of
 from logstore.cluster.members.view import KnownHead, KnownTopic, stream_name
 from logstore.replica.placing import ANYWHERE
@@ -59,7 +59,7 @@ async def test_other_tasks_run_between_looks(
     )
     claims = Claims(
         OwnerId("a", "disk1.1"), cast(Any, view), cast(Any, hosts), cast(Any, SimpleNamespace(is_held=True)),
-        lambda stream: None, lambda stream: False, lambda: 0.0,
+        OwnStreams(lambda stream: None, lambda stream: False, lambda stream, chunk: True), lambda: 0.0,
     )  # fmt: skip
     for stream in view.heads:
         claims.look_at(stream)
