@@ -226,6 +226,10 @@ class NoLinks:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool | None:
+        """See Links."""
+        return None
+
 
 async def test_a_piece_is_read_behind_an_append(autojump_clock: trio.testing.MockClock) -> None:
     """Beside a producer of one append in 5 ms, each of which takes two, all pieces begin when one has ended, and none
