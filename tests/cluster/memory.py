@@ -1,7 +1,6 @@
 """Hosts of a cluster in one process: real hosts, owners and replicas on links, disks and a metadata store in memory.
 
-Invariants: time is virtual, everything random comes from one seed. Links lose messages only when they are told to.
-Disks are the model of the replication tests (`tests.replica.disk`): what was not synced may be lost with a host.
+Invariants: time is virtual, chance has one seed, links lose only what they are told to, disks are `tests.replica.disk`s.
 """
 
 from __future__ import annotations
