@@ -1,6 +1,6 @@
 """Hosts of a cluster in one process: real hosts, owners and replicas on links, disks and a metadata store in memory.
 
-Invariants: time is virtual, chance has one seed, links lose only what they are told to, disks are `tests.replica.disk`s.
+Invariants: time is virtual, chance has one seed, links lose only what they are told, disks are `tests.replica.disk`s.
 """
 
 from __future__ import annotations
