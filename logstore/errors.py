@@ -51,7 +51,7 @@ class MalformedRequest(CairnError):
 
 
 class MalformedMessage(CairnError):
-    """Bytes from another host of the cluster that are no hello, frame or message."""
+    """Bytes from another host of the cluster that are not a hello, a frame or a message."""
 
 
 class UnsendableMessage(CairnError):
@@ -59,7 +59,7 @@ class UnsendableMessage(CairnError):
 
 
 class LinkRefused(CairnError):
-    """A link between hosts that one of them does not take: another cluster, host or disk, or no common version."""
+    """A link between hosts that one host refuses: another cluster, host or disk, or no common version."""
 
 
 # ---- appends
@@ -70,7 +70,7 @@ class MessageTooLarge(CairnError):
 
 
 class GroupTooLarge(MessageTooLarge):
-    """An epoch has more for one stream of a cluster than the stream takes at once."""
+    """An epoch has more bytes for a stream of a cluster than the stream accepts at once."""
 
 
 class InvalidTimestamp(CairnError):
@@ -86,7 +86,7 @@ class InvalidProducerEpoch(CairnError):
 
 
 class StorageFailed(CairnError):
-    """The disk refused: nothing was acknowledged. Reads continue; appends continue once the disk accepts writes."""
+    """The disk refused a write, and nothing was acknowledged. Reads continue; appends continue once writes succeed."""
 
 
 # ---- reads
@@ -114,7 +114,7 @@ class UnknownReader(CairnError):
 
 
 class TooManyReaders(CairnError):
-    """A registration beyond the number of readers or of their streams."""
+    """A registration that exceeds the maximum number of readers or of their streams."""
 
 
 class ReaderReleased(CairnError):
@@ -129,7 +129,7 @@ class UnknownTopicOrPartition(CairnError):
 
 
 class UnknownTopicId(UnknownTopicOrPartition):
-    """No topic has this id: it was deleted, or never was."""
+    """No topic has this id: the topic was deleted, or never existed."""
 
 
 class TopicExists(CairnError):
@@ -172,7 +172,7 @@ class TransactionalIdAuthorizationFailed(NotAuthorized):
 
 
 class InvalidAcl(CairnError):
-    """An access control list entry that says nothing, or one too many."""
+    """An invalid ACL, or an ACL above the maximum number."""
 
 
 class InvalidQuota(CairnError):
@@ -184,7 +184,7 @@ class AdoptionUnderWay(CairnError):
 
 
 class AccessFull(CairnError):
-    """Users, ACLs and quotas of a cluster would take more room in its metadata store than they may."""
+    """Users, ACLs and quotas of a cluster would exceed their limit in its metadata store."""
 
 
 # ---- epochs
@@ -203,7 +203,7 @@ class StagedMissing(CairnError):
 
 
 class StagePosition(CairnError):
-    """A segment that does not follow those an attempt has staged, or differs from one; `length` is their number."""
+    """A segment does not follow the staged segments of its attempt, or differs from one; `length`: their number."""
 
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)
@@ -214,15 +214,15 @@ class StagePosition(CairnError):
 
 
 class TryAgain(CairnError):
-    """A host of a cluster cannot do it now: it was done or not, and may be asked for again, here or of another host."""
+    """A host of a cluster cannot carry out a request now. The outcome is unknown; any host may be asked again."""
 
 
 class EndNotKnown(TryAgain):
-    """A host that shows readers less than was acknowledged, perhaps, is asked where that ends."""
+    """The end of a stream is asked of a host that may show readers less than was acknowledged."""
 
 
 class DiskRefused(CairnError):
-    """The data directory is another host's, an old copy, or in use twice: the host must not start with it."""
+    """The data directory is another host's, is an old copy, or is in use twice: the host must not start with it."""
 
 
 class WrongCluster(CairnError):
@@ -238,7 +238,7 @@ class NodeIdTaken(CairnError):
 
 
 class NotLeader(TryAgain):
-    """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
+    """Another host owns the stream. `leader` is its name, "" if no owner is known; `epoch` is the owner's epoch."""
 
     def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
         super().__init__(message)
@@ -247,15 +247,15 @@ class NotLeader(TryAgain):
 
 
 class NotEnoughReplicas(TryAgain):
-    """The stream has fewer members than it needs, or too much waits for them; nothing was appended."""
+    """The stream has fewer members than it needs, or too many bytes wait for members; nothing was appended."""
 
 
 class NotEnoughReplicasAfterAppend(TryAgain):
-    """The stream has fewer members than it needs, and the batch waits for them: it may be acknowledged later."""
+    """The stream has fewer members than it needs; the batch waits for members, and may be acknowledged later."""
 
 
 class AppendTimedOut(TryAgain):
-    """The batch was not acknowledged within the time limit of its request: it may be acknowledged later."""
+    """The batch was not acknowledged within the time limit of its request, and may be acknowledged later."""
 
 
 class InvalidReplicas(CairnError):
@@ -263,31 +263,31 @@ class InvalidReplicas(CairnError):
 
 
 class UnknownHost(CairnError):
-    """No host of the cluster has this name, or none that lives."""
+    """No host of the cluster has this name, or no live host has it."""
 
 
 class HostStays(CairnError):
-    """A host that cannot be drained or removed as things are; the message says why, and what to do first."""
+    """A host that cannot be drained or removed now; the message says why, and what to do first."""
 
 
 class NothingLost(CairnError):
-    """A stream is to go on without what a chunk says, and waits for none, or for a chunk that may come back."""
+    """A stream cannot continue without a chunk: it waits for no chunk, or the chunk may come back."""
 
 
 class NoCluster(CairnError):
-    """What the hosts of a cluster say, asked of a sidecar that is alone."""
+    """A request about a cluster, sent to a single sidecar."""
 
 
 class AdoptionRefused(CairnError):
-    """A data directory, or a metadata store, of which no cluster can be made; the message says why, and what to do."""
+    """A data directory or a metadata store that cannot become a cluster's; the message says why, and what to do."""
 
 
 class HostUnreachable(TryAgain):
-    """Another host of the cluster gave no answer to a call; whether it did what was asked for is not known."""
+    """Another host of the cluster gave no answer to a call; the outcome of the call is unknown."""
 
 
 class ChunkUnreachable(TryAgain):
-    """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
+    """No member of a chunk has answered a read: the hosts with the chunk are away. The read may be repeated."""
 
 
 # ---- the tier
@@ -300,15 +300,15 @@ class TierUnavailable(CairnError):
 
 
 class TierFull(TierUnavailable):
-    """The object store has no room, or a quota is reached: what makes room is up to whoever runs it."""
+    """The object store is full, or a quota is reached; its operator must free space."""
 
 
 class TierRefused(CairnError):
-    """The object store refuses, and a later try would be refused too: rights, a wrong address, another program."""
+    """The object store refuses, and would refuse a later attempt too: rights, a wrong address, another program."""
 
 
 class ObjectMissing(CairnError):
-    """An object that the log knows is not in the store."""
+    """An object of the log is missing from the store."""
 
 
 # ---- the process

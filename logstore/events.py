@@ -38,8 +38,10 @@ PAGE_CRASHED: Final = LogEvent("page_crashed", Level.ERROR, caused_by_clients=Tr
 
 # ---- clients
 
-CONNECTION_CLOSED: Final = LogEvent("connection_closed", folded_by="client", caused_by_clients=True)
-LOGIN_FAILED: Final = LogEvent("login_failed", Level.WARNING, folded_by="client", caused_by_clients=True)
+CONNECTION_CLOSED: Final = LogEvent("connection_closed", folded_by="client", counted_by="why", caused_by_clients=True)
+LOGIN_FAILED: Final = LogEvent(
+    "login_failed", Level.WARNING, folded_by="client", counted_by="why", caused_by_clients=True
+)
 REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="client", caused_by_clients=True)
 READ_FAILED: Final = LogEvent("read_failed", Level.WARNING, caused_by_clients=True)
 LOOK_UP_FAILED: Final = LogEvent("look_up_failed", Level.WARNING, caused_by_clients=True)

@@ -1,10 +1,13 @@
-"""One sidecar: its parts put together, from the data directory to the listeners.
+"""Assembles a sidecar, from the data directory to the listeners, and runs it.
 
-Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
-once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0, however many signals come meanwhile; SIGHUP loads the certificates and the
-coordinator's network again, and reads where a host of a cluster is, and changes nothing else. What prevents a start is
-one clear line and status 2.
+Invariants:
+* Nothing is served before everything is recovered and committed epochs are rolled forward. The sidecar is ready when
+  all its services are available.
+* At SIGTERM or SIGINT, ready or not, the listeners close, pending work is finished and written, and the exit status is
+  0, also if further signals come.
+* SIGHUP loads the certificates, the coordinator's network and the place of a cluster's host again, and changes nothing
+  else.
+* A failed start prints one line, and its exit status is 1 or 2.
 """
 
 from __future__ import annotations

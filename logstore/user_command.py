@@ -1,8 +1,8 @@
-"""`cairn user`: the users that may log in, of a sidecar or a cluster that runs, of a data directory that no sidecar has
-open, or of a cluster's metadata store.
+"""`cairn user`: lists, adds and removes the users that may log in: those of a running sidecar or cluster, of the data
+directory of a stopped sidecar, or of a cluster's metadata store.
 
-Invariants: a password comes from a prompt, from standard input or from a file, never from a flag; over the network goes
-only its salted hash, and nothing else is stored. `list` changes nothing; the others say what they did.
+Invariants: a password comes from a prompt, from standard input or from a file, never from a flag. The command sends
+and stores only the salted hash of a password. `list` changes nothing; `add` and `remove` print what they changed.
 """
 
 import argparse
@@ -26,11 +26,12 @@ from logstore.base.errors import DirectoryInUse
 from logstore.base.events import ignore
 from logstore.base.failures import leaves
 from logstore.client import users as requests
-from logstore.client.commands import add_server_arguments, client_of, status_of
 from logstore.client.wire import ALTER_USERS, DESCRIBE_USERS
 from logstore.cluster.part import OpenAccess
 from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_url
+from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.metadata_store import ETCD_FLAGS, add_etcd_arguments, cluster_room, etcd_security
+from logstore.commands.output import fail, print_json
 from logstore.disk.files import OsFiles
 from logstore.errors import CairnError, ConfigError
 from logstore.kafka.security.credentials import (
@@ -53,14 +54,16 @@ from logstore.refusals import refuse_adopted, refuse_foreign_files
 DEFAULT_ITERATIONS: Final = 16_384
 """The most that Kafka itself takes; a login costs a client some 10 ms."""
 Act = Callable[[Users], Ticket[None]]
-"""Looks at users or changes them."""
+"""Reads or changes users."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn user`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="add a user, or change a user's password")
-    add.add_argument("user")
+    add_connection_arguments(parser)
+    _add_places(parser, is_action=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    add = add_action(actions, "add", "add a user, or change a user's password")
+    add.add_argument("user", metavar="USER")
     add.add_argument(
         "--mechanism",
         action="append",
@@ -71,37 +74,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations", type=int, default=DEFAULT_ITERATIONS, help="iterations of the hash (default: %(default)s)"
     )
     add.add_argument("--password-file", type=Path, metavar="FILE", help="file whose first line is the password")
-    remove = actions.add_parser("remove", help="remove a user; connections that are logged in stay open")
-    remove.add_argument("user")
-    listing = actions.add_parser("list", help="list all users with their mechanisms")
+    remove = add_action(actions, "remove", "remove a user; connections that are logged in stay open")
+    remove.add_argument("user", metavar="USER")
+    listing = add_action(actions, "list", "list all users with their mechanisms (the default)")
     for action in (add, remove, listing):
-        add_server_arguments(action)
-        action.add_argument(
-            "--data-dir",
-            type=Path,
-            help="instead of a running sidecar: a data directory that is new or whose sidecar is stopped",
-        )
-        action.add_argument(
-            "--cluster", metavar="URL", help="instead of a running host: the metadata store of the cluster"
-        )
-        add_etcd_arguments(action, "with --cluster: ")
+        _add_places(action, is_action=True)
+
+
+def _add_places(parser: argparse.ArgumentParser, *, is_action: bool) -> None:
+    """The flags that name users elsewhere than at a running sidecar."""
+    default = argparse.SUPPRESS if is_action else None
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help="instead of a running sidecar: a data directory that is new or whose sidecar is stopped",
+    )
+    parser.add_argument(
+        "--cluster", default=default, metavar="URL", help="instead of a running host: the cluster's metadata store"
+    )
+    add_etcd_arguments(parser, "with --cluster: ", is_action=is_action)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     status = 0
+    name = "user" if arguments.action is None else f"user {arguments.action}"
     try:
         match arguments.action:
             case "add":
                 _add(arguments)
             case "remove":
                 _remove(arguments)
-            case "list":
+            case _:
                 _list(arguments)
     except* (CairnError, OSError) as failures:
         for error in leaves(failures):
-            print(f"cairn user {arguments.action}: {error}", file=sys.stderr)
-            status = max(status, status_of(error))
+            if isinstance(error, CairnError | OSError):
+                status = max(status, fail(name, error))
     return status
 
 
@@ -129,9 +140,12 @@ def _add(arguments: argparse.Namespace) -> None:
             )
             for mechanism, salt in salts.items()
         ]
-        with client_of(arguments) as client:
+        with connect(arguments) as client:
             requests.check_altered(client.ask(ALTER_USERS, requests.alter_request(user, (), given)))
-    print(f"added: {user}, {', '.join(mechanisms)}")
+    if arguments.json:
+        print_json({"added": user, "mechanisms": mechanisms})
+    else:
+        print(f"added: {user}, {', '.join(mechanisms)}")
 
 
 def _remove(arguments: argparse.Namespace) -> None:
@@ -145,13 +159,32 @@ def _remove(arguments: argparse.Namespace) -> None:
         act(lambda users: users.change(names, {}))
     else:
         numbers = [MECHANISM_NUMBERS[mechanism] for mechanism in mechanisms]
-        with client_of(arguments) as client:
+        with connect(arguments) as client:
             requests.check_altered(client.ask(ALTER_USERS, requests.alter_request(user, numbers, ())))
-    print(f"removed: {user}")
+    if arguments.json:
+        print_json({"removed": user})
+    else:
+        print(f"removed: {user}")
 
 
 def _list(arguments: argparse.Namespace) -> None:
     found = _users(arguments)
+    if arguments.json:
+        print_json(
+            {
+                "users": [
+                    {
+                        "user": user,
+                        "mechanisms": [
+                            {"mechanism": mechanism, "iterations": iterations}
+                            for mechanism, iterations in mechanisms.items()
+                        ],
+                    }
+                    for user, mechanisms in sorted(found.items())
+                ]
+            }
+        )
+        return
     if not found:
         print("there are no users")
     for user, mechanisms in sorted(found.items()):
@@ -176,7 +209,7 @@ def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
         act(look)
         return found_here
     names = {number: mechanism for mechanism, number in MECHANISM_NUMBERS.items()}
-    with client_of(arguments) as client:
+    with connect(arguments) as client:
         found = requests.describe_reply(client.ask(DESCRIBE_USERS, requests.describe_request()))
     return {
         user: {names.get(number, str(number)): iterations for number, iterations in infos.items()}
@@ -185,14 +218,16 @@ def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
 
 
 def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
-    """Where the users are, if no sidecar is asked: what opens them and acts on them. Raises ConfigError."""
+    """What opens the users elsewhere than at a running sidecar, and acts on them; None: ask a sidecar. Raises
+    ConfigError.
+    """
     security = etcd_security(arguments)
     if arguments.cluster is None:
         if security.is_set:
             raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} need --cluster URL")
         if arguments.data_dir is None:
             return None
-        return partial(_offline, arguments.data_dir, is_change=arguments.action != "list")
+        return partial(_offline, arguments.data_dir, is_change=arguments.action in ("add", "remove"))
     if arguments.data_dir is not None:
         raise ConfigError(
             "give --cluster URL or --data-dir, not both: the users of a cluster are in its metadata store"

@@ -24,10 +24,13 @@ ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add_check_arguments(actions.add_parser("check", help="read a topology file and print what it means"))
-    add_draw_arguments(actions.add_parser("draw", help="draw the topology: SVG, PNG or PDF"))
-    add_agent_arguments(actions.add_parser("agent", help="run the calibration agent of this host"))
-    add_calibrate_arguments(actions.add_parser("calibrate", help="measure the links and disks of a running cluster"))
+    for name, add, summary in (
+        ("check", add_check_arguments, "read a topology file, and print the racks, links and rates that it describes"),
+        ("draw", add_draw_arguments, "draw the topology: SVG, PNG or PDF"),
+        ("agent", add_agent_arguments, "run the calibration agent of this host"),
+        ("calibrate", add_calibrate_arguments, "measure the links and disks of a running cluster"),
+    ):
+        add(actions.add_parser(name, help=summary, description=summary))
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from logstore.errors import CairnError
 
 
 class DataLost(CairnError):
-    """Records that a query should have read are gone; `failOnDataLoss=false` goes on without them."""
+    """Records that a query should have read are gone; with `failOnDataLoss=false` the query continues without them."""
 
 
 class SchemaRefused(CairnError):
@@ -12,37 +12,37 @@ class SchemaRefused(CairnError):
 
 
 class NoTaskContext(CairnError):
-    """The sink ran outside a Spark task, or in one that lacks what identifies its epoch."""
+    """The sink ran outside a Spark task, or in a task without the identity of its epoch."""
 
 
 class StateTrimmed(CairnError):
-    """The part of a log that holds some of a query's open windows, or the epoch asked for, was trimmed away."""
+    """The log was trimmed, and lacks the state of open windows of a query, or the requested epoch."""
 
 
 class StateAway(CairnError):
-    """The log begins behind a checkpoint, and the place of the checkpoints cannot be read now: nothing is known to be
-    lost. The message names the place and the cause; a later start may succeed.
+    """The log begins after a checkpoint, and the place of the checkpoints cannot be read now. Nothing is known to be
+    lost, and a later start may succeed. The message names the place and the cause.
     """
 
 
 class StateCleaned(StateTrimmed):
-    """Records of a query's state that are needed were removed from the log, as `stateHistory` = recovery allows."""
+    """Required records of a query's state were removed from the log, as `stateHistory` = recovery allows."""
 
 
 class StateInconsistent(CairnError):
-    """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
+    """The control records of a query contradict each other. Nothing is loaded, because the state could be wrong."""
 
 
 class QueryNotFound(CairnError):
-    """A topic does not hold the state of the query, or holds that of several; the message names them."""
+    """A topic does not hold the state of the query, or holds the state of several queries; the message names them."""
 
 
 class EpochNotFound(CairnError):
-    """A query has no such epoch in a stream, or a reset has undone it; the message names those that stand."""
+    """A query has no such epoch in a stream, or a reset has undone it; the message names the existing epochs."""
 
 
 class CheckpointDiffers(CairnError):
-    """Spark's checkpoint plans other input than the log holds for a batch, or where it cannot be told."""
+    """Spark's checkpoint plans another input for a batch than the log holds, or the log cannot tell."""
 
 
 class CheckpointRefused(CairnError):
@@ -50,4 +50,4 @@ class CheckpointRefused(CairnError):
 
 
 class TopicTaken(CairnError):
-    """A new query would write into a topic that holds another query's output, or state."""
+    """A new query would write into a topic that holds the output or the state of another query."""

@@ -1,8 +1,8 @@
 """Keeps the certificates of a process that runs as new as their files.
 
 Invariants: connections that are open keep the certificates that they were made with; files that cannot be used change
-nothing, and are reported once for each state that they are in. A certificate that ends soon is reported once, and once
-more when it has ended.
+nothing, are loaded again at each look, and are reported once for each state that they are in. A certificate that ends
+soon is reported once, and once more when it has ended.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -4,7 +4,8 @@ Invariants:
 * Who connects keeps one context, whatever happens to the files. Each new connection is made by what was loaded last;
   connections that are open keep what they were made with.
 * What was loaded is replaced, never added to: an authority that is taken out of its file is not trusted any longer.
-* Files that cannot be used change nothing, and are reported once for each state that they are in.
+* Files that cannot be used change nothing, are loaded again at each look, and are reported once for each state that
+  they are in.
 """
 
 import ssl
@@ -17,7 +18,7 @@ from typing import Final
 from logstore.base.certificate_events import CERTIFICATES_LOADED, CERTIFICATES_UNUSABLE
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
-from logstore.base.tls import CERTIFICATES_ROOM, file_states
+from logstore.base.tls import CERTIFICATES_ROOM, FileStates, file_states
 
 KEPT: Final = "the previously loaded files stay in use"
 """What becomes of a connection whose files cannot be used."""
@@ -76,6 +77,9 @@ class ClientTls:
         self._certificate = certificate
         self._lock = Lock()
         self._seen = file_states(self._files)
+        """The state of the files that what was loaded is of."""
+        self._refused: FileStates | None = None
+        """The state in which they could not be used the last time, if that was the last time."""
         self._loaded = load()
         self.context: ssl.SSLContext = ChangingContext(lambda: self._loaded)
         self.expires_ms = self._expiry_ms()
@@ -85,10 +89,16 @@ class ClientTls:
         """See ServerTls."""
         with self._lock:  # else the slower of two threads could put the older files back
             states = file_states(self._files)
-            if states == self._seen and not force:
+            if states == self._seen and not force:  # as of before loading: files that change meanwhile are loaded again
                 return False
-            self._seen = states  # before loading: files that change meanwhile are loaded again
-            self._loaded = self._load()
+            try:
+                self._loaded = self._load()
+            except CairnError:
+                was_refused, self._refused = states == self._refused, states
+                if was_refused and not force:
+                    return False
+                raise
+            self._seen, self._refused = states, None
             self.expires_ms = self._expiry_ms()
             return True
 

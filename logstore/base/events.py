@@ -1,7 +1,7 @@
-"""Events for the operator: a name, a level, and how repeated events are folded. `logstore.base.report` writes them.
+"""The events that a program logs: a name, a level, and the rule that folds repeats. `logstore.base.report` writes them.
 
-Invariants: a name is in snake_case and unique within its program; a level belongs to its event, so the same event has
-the same level wherever it is reported. This module does no I/O.
+Invariants: a name is in snake_case and unique within its program. A level belongs to its event, so an event has the
+same level wherever it is reported. This module does no I/O.
 """
 
 import enum
@@ -35,13 +35,15 @@ LEVELS: Final = tuple(level.label for level in Level)
 class LogEvent:
     """A kind of log line.
 
-    `folded_by`: the field that alone tells repeats of this event apart; "": all fields do. `caused_by_clients`: a
-    client can cause the event as often as it likes, so the number of its lines is bounded.
+    `folded_by`: two lines of the event are repeats if this field is equal; "": if all fields are equal. `counted_by`:
+    with `folded_by`, the field whose first few values are folded and counted separately. `caused_by_clients`: a client
+    can cause the event as often as it likes, so the number of its lines is bounded.
     """
 
     name: str
     level: Level = Level.INFO
     folded_by: str = ""
+    counted_by: str = ""
     caused_by_clients: bool = False
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ Invariants:
 * Of equal lines within REPEAT_S seconds, the first is written and the others are counted. Lines are equal if their
   event and the field that it is folded by are equal; without such a field, if event and all fields are equal. The count
   is written as `repeated`, in the next such line or by `flush`.
+* An event with `counted_by` has a line and a count for each of the first MAX_REASONS values of that field. All further
+  values share one line and one count, which shows the latest value.
 * The memory of former lines is bounded (REMEMBERED, for lines that clients cause and for all other lines apart). While
   it is full, new lines that clients cause are not written: clients cannot fill the disk with the log. Their number is
   written by `flush`, for each event, as `not_shown`.
@@ -31,6 +33,8 @@ REMEMBERED: Final = 1000
 """Lines whose repeats are recognised. At most this many lines that clients cause are written per REPEAT_S."""
 KEY_CHARACTERS: Final = 1000
 """Length of the prefix that is compared of a line without `folded_by`: an error's message may be long."""
+MAX_REASONS: Final = 4
+"""Reasons of one client that are counted separately. A client that invents reasons takes a few of REMEMBERED lines."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class _Line:
     event: LogEvent
     at_s: float
     fields: Mapping[str, object]
+    reason: str
+    """The value of the field that its event is counted by."""
     repeats: int = 0
 
 
@@ -67,8 +73,8 @@ class Reporter:
     def _take(self, event: LogEvent, fields: Mapping[str, object]) -> None:
         now_s = self._clock.monotonic_s()
         lines = self._client_lines if event.caused_by_clients else self._own_lines
-        told_apart = fields.get(event.folded_by) if event.folded_by else fields
-        key = f"{event.name} {told_apart}"[:KEY_CHARACTERS]
+        reason = str(fields.get(event.counted_by, ""))[:KEY_CHARACTERS]
+        key = _key(event, fields, reason, lines)
         line = lines.get(key)
         if line is not None and now_s < line.at_s + REPEAT_S:
             line.repeats, line.fields = line.repeats + 1, fields
@@ -80,7 +86,7 @@ class Reporter:
                 self._write(event, fields, 0)
             return
         self._write(event, fields, 0 if line is None else line.repeats)
-        lines[key] = _Line(event, now_s, fields)
+        lines[key] = _Line(event, now_s, fields, reason)
         lines.move_to_end(key)
 
     def flush(self, *, is_end: bool = False) -> None:
@@ -128,6 +134,18 @@ class Reporter:
         with suppress(OSError, ValueError):
             self._target.write(line + "\n")
             self._target.flush()
+
+
+def _key(event: LogEvent, fields: Mapping[str, object], reason: str, lines: Mapping[str, _Line]) -> str:
+    """The key of the line that this event repeats, or of a new line."""
+    told_apart = fields.get(event.folded_by) if event.folded_by else fields
+    key = f"{event.name} {told_apart}"[:KEY_CHARACTERS]
+    if not event.counted_by:
+        return key
+    places = [f"{key} {number}" for number in range(MAX_REASONS)]
+    same = (place for place in places if place in lines and lines[place].reason == reason)
+    free = (place for place in places if place not in lines)
+    return next(same, None) or next(free, key)
 
 
 def _logfmt(record: Mapping[str, object]) -> str:

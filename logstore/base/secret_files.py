@@ -1,9 +1,9 @@
 """A secret that a client sends, a token or a password: as new as the file that it is in.
 
 Invariants: who sends it has the text of the file as it is at that moment, by one call of `stat` and no read where the
-file has not changed. A file that cannot be used, or is empty, changes nothing and is reported once for each state that
-it is in: a file that is being written is not taken half for whole where its writer renames it into place, and an empty
-one never. The secret is in no report.
+file has not changed. A file that cannot be used, or is empty, changes nothing, is read again each time until it can be,
+and is reported once for each state that it is in: a file that is being written is not taken half for whole where its
+writer renames it into place, and an empty one never. The secret is in no report.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from threading import Lock
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
-from logstore.base.tls import file_states
+from logstore.base.tls import FileStates, file_states
 
 
 class SecretFile:
@@ -27,29 +27,38 @@ class SecretFile:
         self._report = report
         self._setting = setting
         self._lock = Lock()
-        self._seen = file_states((path,))
+        self._loaded = file_states((path,))
+        """The state of the file that the secret is of."""
+        self._refused: FileStates | None = None
+        """The state in which the file could not be used the last time, if that was the last time."""
         self._text = read()
 
     def __call__(self) -> str:
         """The secret now."""
         with self._lock:
             states = file_states((self._path,))
-            if states != self._seen:
-                self._seen = states  # before reading: a file that changes meanwhile is read again
-                self._look()
+            if states != self._loaded:  # as of before reading: a file that changes meanwhile is read again
+                self._look(states)
             return self._text
 
-    def _look(self) -> None:
+    def _look(self, states: FileStates) -> None:
         try:
             text = self._read()
         except CairnError as error:
-            self._unusable(str(error))
+            self._unusable(states, str(error))
             return
         if not text:
-            self._unusable(f"{self._path!r} is empty")
+            self._unusable(states, f"{self._path!r} is empty")
             return
-        self._text = text
+        self._loaded, self._refused, self._text = states, None, text
         self._report(SECRET_LOADED, of=self._setting)
 
-    def _unusable(self, why: str) -> None:
-        self._report(SECRET_UNUSABLE, of=self._setting, error=why, effect="the former one stays in use")
+    def _unusable(self, states: FileStates, why: str) -> None:
+        if states != self._refused:
+            self._refused = states
+            self._report(SECRET_UNUSABLE, of=self._setting, error=why, effect="the former one stays in use")
+
+
+def fits_a_header(text: str) -> bool:
+    """Whether a header of a request takes a text, such as a token; what HTTP libraries raise otherwise is their own."""
+    return text.isascii() and text.isprintable()

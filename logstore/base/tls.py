@@ -53,7 +53,10 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._seen = self._states()
+        self._loaded = self._states()
+        """The state of the files that the context is of."""
+        self._refused: FileStates | None = None
+        """The state in which they could not be used the last time, if that was the last time."""
         self.context = self._load()
         self.expires_ms: int | None = import_module(CERTIFICATES_ROOM).expiry_ms(files.certificate)
         """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
@@ -66,14 +69,20 @@ class ServerTls:
     def reload(self, *, force: bool = False) -> bool:
         """Load the files again if one of them has changed, or with `force`; returns whether they were loaded.
 
-        Connections that exist keep their context. Raises TlsError once for each state of the files that cannot be used;
-        the old context stays.
+        Connections that exist keep their context. Files that cannot be used are loaded again each time; TlsError is
+        raised once for each state of them, and each time with `force`; the old context stays.
         """
         states = self._states()
-        if states == self._seen and not force:
+        if states == self._loaded and not force:  # as of before loading: files that change meanwhile are loaded again
             return False
-        self._seen = states  # before loading: files that change meanwhile are loaded again
-        self.context = self._load()
+        try:
+            self.context = self._load()
+        except TlsError:
+            was_refused, self._refused = states == self._refused, states
+            if was_refused and not force:
+                return False
+            raise
+        self._loaded, self._refused = states, None
         self.expires_ms = import_module(CERTIFICATES_ROOM).expiry_ms(self._files.certificate)
         return True
 

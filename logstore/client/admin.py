@@ -1,10 +1,13 @@
-"""What operators' commands ask of a sidecar: groups, settings, sizes, queries. Blocks, over a `Client`'s connections.
+"""The requests of operators' commands: groups, settings, sizes, queries, ACLs. Blocks; uses the connections of a
+`Client`.
 
-Invariants: a Kafka error code raises Refused with the name of the code and of what was asked; every request here may be
-sent twice without harm, so the client sends it again after a lost connection. Of a cluster, groups are asked for at
-their coordinator, and sizes at every host. Who only looks at groups asks for no coordinator where there is no topic of
-groups: it would be made for that. That there is none is believed when several hosts have said so, or the only one
-again: a host hears of a topic a moment after it was made.
+Invariants:
+* A Kafka error code raises SidecarRefused, which names the code and the object of the request.
+* Every request here may be sent twice without harm, so the client sends a request again after a lost connection.
+* In a cluster, the coordinator of groups answers about groups, and every host answers about sizes.
+* Reading groups does not create the topic of groups. If no topic of groups exists, no coordinator is looked up, because
+  the lookup would create the topic. Several hosts must confirm that the topic does not exist, or the only host twice: a
+  host hears of a new topic with a delay.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,39 +42,45 @@ from logstore.format.topic_partition import TopicPartition
 from logstore.interfaces import Buffer
 
 T = TypeVar("T")
+Sizes = dict[TopicPartition, int]
+AskHosts = Callable[[Sequence[Address], Callable[[Client], Sizes | None]], list[Sizes | None]]
+"""Puts a question to each of several hosts, each by a client of its own; the answers, in their order. Raises what the
+question raises, OSError among it.
+"""
 GROUPS_PER_REQUEST: Final = 1_000
 STREAMS_PER_REQUEST: Final = 10_000
-"""Below the number of elements that a sidecar takes in one request."""
+"""Below the maximum number of elements that a sidecar accepts in a request."""
 DELETION_MS: Final = 30_000
 INVALID_CONFIG: Final = 40
 GROUP_ID_NOT_FOUND: Final = 69
 MOST_LACKING: Final = 3
-"""So many hosts say that a topic is not there; fewer where there are fewer."""
+"""The number of hosts that must confirm that a topic does not exist; a smaller cluster needs all of its hosts."""
 _NO_SUCH_TOPIC: Final = frozenset((UNKNOWN_TOPIC_OR_PARTITION, 17))
-"""INVALID_TOPIC_EXCEPTION as well: a topic of the cluster's own, which no client may make."""
+"""Includes INVALID_TOPIC_EXCEPTION: an internal topic of the cluster, which no client may create."""
 
 
 class Admin:
-    """Requests of operators' commands. All raise Unavailable, Refused and MalformedReply."""
+    """The requests of operators' commands. All methods raise Unavailable, SidecarRefused and MalformedReply."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._hosts: list[Address] | None = None
         self._coordinator: Address | None = None
         self._lacking: list[Address | None] = []
-        """The hosts that have said lately that there is no topic of groups."""
+        """The hosts that have recently answered that no topic of groups exists."""
         self._questions = 0
         self._is_moved = False
-        """A server has said that it does not coordinate: also of a cluster of one host, before its topic is made."""
+        """Whether a server has answered that it is not the coordinator; a cluster of one host does so until its topic
+        exists."""
 
     def cluster(self) -> ClusterInfo:
-        """The cluster id, and the addresses that the sidecar tells its clients."""
+        """The cluster id, and the addresses that the sidecar advertises to clients."""
         return self._client.call(wire.METADATA, wire.metadata_request((), create=False), admin_wire.cluster_reply)
 
     # ---- the sidecar's own
 
     def sidecar(self) -> SidecarReply:
-        """The sidecar itself: version, uptime, counts, disk."""
+        """The figures of the sidecar: version, uptime, counts, disk."""
         return self._client.call_operator(DescribeSidecarRequest(), SidecarReply)
 
     def queries(self) -> list[QuerySummary]:
@@ -85,7 +94,7 @@ class Admin:
                 return found
 
     def tiered(self, topic: str) -> dict[int, TieredPartition]:
-        """What of each partition of a topic is in the tier; a host of a cluster knows it of those that it owns."""
+        """For each partition of a topic, its part in the tier. A host of a cluster knows its own partitions only."""
         found: dict[int, TieredPartition] = {}
         while True:
             some = self._client.call_operator(DescribeTierRequest(topic, len(found)), TierReply).partitions
@@ -96,22 +105,24 @@ class Admin:
     # ---- a cluster's own
 
     def hosts(self) -> HostsReply:
-        """The hosts of the cluster. Raises NoCluster at a sidecar that is alone."""
+        """The hosts of the cluster. Raises NoCluster at a single sidecar."""
         return self._client.call_operator(DescribeHostsRequest(), HostsReply)
 
     def change_host(self, host: str, action: str) -> HostChanged:
-        """Have a host drained, kept or removed. Raises UnknownHost, HostStays, NoCluster."""
+        """Drain a host, cancel its drain, or remove the host. Raises UnknownHost, HostStays, NoCluster."""
         return self._client.call_operator(ChangeHostRequest(host, action), HostChanged)
 
     def forget_producers(
         self, stream: TopicPartition, chunk: int, *, even_if_away: bool, repeat_epochs: bool
     ) -> ProducersForgotten:
-        """Let what waits in a stream for a chunk go on without it. Raises NothingLost, NoCluster."""
+        """Let a takeover or epochs that wait for a lost chunk of a stream continue without it. Raises NothingLost,
+        NoCluster.
+        """
         request = ForgetProducersRequest(stream.topic, stream.partition, chunk, even_if_away, repeat_epochs)
         return self._client.call_operator(request, ProducersForgotten)
 
     def places(self, topic: str) -> PlacesReply | None:
-        """Where all partitions of a topic are; None at a sidecar that is alone."""
+        """The places of all partitions of a topic; None at a single sidecar."""
         found: list[PlaceSummary] = []
         is_complete = True
         while True:
@@ -136,7 +147,7 @@ class Admin:
         return names
 
     def groups(self, names: Sequence[str]) -> dict[str, GroupInfo]:
-        """Groups by name, in the order asked for. A group that does not exist is `Dead`, as in Kafka."""
+        """The groups with these names, in this order. A group that does not exist is `Dead`, as in Kafka."""
         found: dict[str, GroupInfo] = {}
         for at in range(0, len(names), GROUPS_PER_REQUEST):
             some = names[at : at + GROUPS_PER_REQUEST]
@@ -201,23 +212,28 @@ class Admin:
         self._check(error, message or f"topic {topic!r}", "AlterConfigs on the topic", is_bare=not message)
 
     def offsets_here(self, streams: Iterable[TopicPartition], moment: int) -> dict[TopicPartition, OffsetInfo]:
-        """Offsets at EARLIEST or LATEST as the server says that is asked; an error of a stream is that stream's answer,
-        and nobody else is asked for it.
+        """Offsets at EARLIEST or LATEST according to the connected server; an error of a stream is the answer for that
+        stream, and no other host is asked.
         """
         request = wire.list_offsets_request(dict.fromkeys(streams, moment))
         return self._client.call(wire.LIST_OFFSETS, request, wire.list_offsets_reply)
 
-    def sizes(self, *, is_here: bool = False) -> dict[TopicPartition, int] | None:
-        """The bytes of each stream's chunks; None without Describe on the cluster. `is_here`: as the server that is
-        asked says, and no other host of the cluster.
+    def sizes(self, *, is_here: bool = False, ask_hosts: AskHosts | None = None) -> Sizes | None:
+        """The bytes of each stream's chunks; None without Describe on the cluster. `is_here`: only the answer of the
+        connected server, and of no other host of the cluster. `ask_hosts` puts a question to several hosts of a
+        cluster at the same time; None: one after another.
         """
         request = admin_wire.log_dirs_request()
 
-        def ask() -> dict[TopicPartition, int] | None:
-            found: dict[TopicPartition, int] = {}
-            hosts: Sequence[Address | None] = [None] if is_here else self._asked_hosts() or [None]
-            for host in hosts:
-                sizes = self._client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+        def ask_at(client: Client, host: Address | None = None) -> Sizes | None:
+            return client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+
+        def ask() -> Sizes | None:
+            hosts: Sequence[Address] = () if is_here else self._asked_hosts()
+            if not hosts:
+                return ask_at(self._client)
+            found: Sizes = {}
+            for sizes in ask_hosts(hosts, ask_at) if ask_hosts else [ask_at(self._client, host) for host in hosts]:
                 if sizes is None:
                     return None
                 found |= {stream: max(size, found.get(stream, 0)) for stream, size in sizes.items()}
@@ -228,19 +244,19 @@ class Admin:
     # ---- access control lists
 
     def acls(self, wanted: AclEntryFilter) -> list[AclEntry]:
-        """The access control list entries that a filter means."""
+        """The ACLs that match a filter."""
         request = acl_wire.describe_acls_request(wanted)
         return list(self._acl_outcome(wire.DESCRIBE_ACLS, request, acl_wire.describe_acls_reply).entries)
 
     def create_acls(self, entries: Sequence[AclEntry]) -> None:
-        """Add entries; those that are there stay. Of some the others may have been made when one is refused. Raises
-        SidecarRefused (INVALID_REQUEST: an entry that cannot be, or too many).
+        """Add ACLs; existing ACLs stay. If an ACL is refused, other ACLs of the call may have been added. Raises
+        SidecarRefused (INVALID_REQUEST: an invalid ACL, or too many).
         """
         self._acl_outcomes(wire.CREATE_ACLS, acl_wire.create_acls_request(entries), acl_wire.create_acls_reply, entries)
 
     def delete_acls(self, filters: Sequence[AclEntryFilter]) -> list[AclEntry]:
-        """Delete what any of these filters means; the entries that are gone by this call. After a lost connection the
-        request is sent again, and what the first one has deleted is in no answer.
+        """Delete the ACLs that match any of these filters; returns the deleted ACLs. After a lost connection the client
+        sends the request again; the answer then lacks the ACLs that the first request deleted.
         """
         outcomes = self._acl_outcomes(
             wire.DELETE_ACLS, acl_wire.delete_acls_request(filters), acl_wire.delete_acls_reply, filters
@@ -253,7 +269,7 @@ class Admin:
     def _acl_outcomes(
         self, api_key: int, request: bytes, decode: Callable[[Buffer], list[AclOutcome]], asked: Sequence[object]
     ) -> list[AclOutcome]:
-        """What became of each element that was asked for; the first that was refused is raised."""
+        """The outcome for each element of the request. Raises the error of the first refused element."""
         right = "Describe on the cluster" if api_key == wire.DESCRIBE_ACLS else "Alter on the cluster"
 
         def checked(body: Buffer) -> list[AclOutcome]:
@@ -271,7 +287,7 @@ class Admin:
     # ---- whom to ask in a cluster
 
     def _asked_hosts(self) -> list[Address]:
-        """The hosts of a cluster; none, if there is one server only."""
+        """The hosts of a cluster; empty if there is only one server."""
         if self._hosts is None:
             request = wire.metadata_request((), create=False)
             hosts, _ = self._client.call(wire.METADATA, request, wire.leaders_reply)
@@ -279,12 +295,12 @@ class Admin:
         return self._hosts
 
     def _lacks_groups(self) -> bool:
-        """Whether no group was ever in the cluster: it has no topic of groups. Raises TryAgain if another host is to be
-        asked about that, or the only one once more.
+        """Whether the cluster never had a group, and therefore has no topic of groups. Raises TryAgain until enough
+        hosts have confirmed this.
         """
         hosts = self._asked_hosts()
         asked = hosts[self._questions % len(hosts)] if hosts else None
-        self._questions += 1  # one that is gone is asked once
+        self._questions += 1  # a host that is gone is asked once
         request = wire.metadata_request((internal_topics.GROUPS,), create=False)
         topic = self._client.call_once(wire.METADATA, request, wire.metadata_reply, asked).get(internal_topics.GROUPS)
         if topic is None or topic.error not in _NO_SUCH_TOPIC:
@@ -304,8 +320,8 @@ class Admin:
         errors: Callable[[T], Iterable[int]],
         nothing: T | None = None,
     ) -> T:
-        """The answer of the coordinator of groups; `errors` are the error codes in an answer. `nothing`: the answer
-        where there are no groups; None: a coordinator is found for the request even then.
+        """The answer of the coordinator of groups; `errors` are the error codes in an answer. `nothing` is the answer
+        if no groups exist; None: look up a coordinator in this case, too.
         """
 
         def ask() -> T:

@@ -4,8 +4,8 @@ Invariants:
 * A call stops trying at the client's time limit; its last attempt may take a connection and an unanswered request more.
 * Every request except `produce` may be sent twice without harm: after a lost connection the client backs off,
   reconnects and sends it again, until the time limit. `produce` is never sent again once its bytes may have arrived.
-* One thread per client. The first bootstrap address that answers serves every request, until a host of a cluster says
-  that another one leads a stream: requests for that stream go there then, and follow its leader over takeovers.
+* Only one thread may use a client. The first bootstrap address that answers serves every request. When a host of a
+  cluster answers that another host leads a stream, requests for that stream go to its leader, also after takeovers.
 """
 
 import struct
@@ -51,7 +51,7 @@ DEFAULT_LIMIT_S: Final = 60.0
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long the client waits for the sidecar to send or take bytes before the connection counts as dead."""
 ANSWER_SHARE: Final = 0.8
-"""Of that time, in which the sidecar is to answer what changes something: then its answer says why it could not."""
+"""The share of that time in which the sidecar must answer a change. The answer then names the cause of a failure."""
 FETCH_WAIT_MS: Final = 500
 CREATION_WAIT_S: Final = 5.0
 """How long a topic that is created on demand may take to appear."""
@@ -67,9 +67,7 @@ R = TypeVar("R", bound=epoch_api.Reply)
 
 
 class Client:
-    """A client with a time limit per call. Raises Unavailable, SidecarRefused, SecurityFailed and MalformedReply, and
-    logstore.errors.
-    """
+    """A client with a time limit for each call. Raises the errors of `logstore.client.errors` and `logstore.errors`."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class Client:
         self._client_id = client_id
         self._correlation_id = 0
         self._asked_for: TopicPartition | None = None
-        """The stream that the request under way is for; None: any host answers it."""
+        """The stream of the request under way; None: any host can answer the request."""
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +100,7 @@ class Client:
         return self._connections.where
 
     def fileno(self) -> int:
-        """The file descriptor of the connection that the last request went to, for waiting on several connections; -1
+        """The file descriptor of the last request's connection, to wait for several connections at the same time; -1
         without a connection.
         """
         return self._connections.at.fileno()
@@ -119,7 +117,7 @@ class Client:
         return self._retry(lambda: wire.metadata_reply(self._ask(wire.METADATA, [body])))
 
     def partitions(self, topic: str, *, create: bool = False) -> int:
-        """The number of a topic's partitions; `create`: make it if the server allows that. Raises SidecarRefused."""
+        """The number of a topic's partitions; `create`: create a missing topic if allowed. Raises SidecarRefused."""
         patience_s = self._network.monotonic_s() + (CREATION_WAIT_S if create else 0.0)
         while True:
             info = self.topics([topic], create=create).get(topic)
@@ -163,7 +161,7 @@ class Client:
         return self._retry(ask)
 
     def _led_together(self, streams: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """The first stream and those that the same host leads, as far as is known."""
+        """The first stream, and the other streams whose known leader is the same host."""
         self._find_leader(streams[0])
         leader = self._connections.leader(streams[0])
         return [
@@ -175,7 +173,7 @@ class Client:
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, replicas: int = DEFAULT_REPLICATION
     ) -> None:
-        """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
+        """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this same call),
         InvalidConfig for an invalid setting, SidecarRefused for any other error.
         """
         body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=self._answer_ms, replicas=replicas)
@@ -238,7 +236,7 @@ class Client:
     # ---- batches
 
     def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Pending[Fetched]":
-        """Send a fetch and return at once; read its answer before the next request to this client."""
+        """Send a fetch and return at once; read its answer before the next request of this client."""
         body = wire.fetch_request(stream, offset, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS)
 
         def receive(correlation_id: int) -> Fetched:
@@ -250,8 +248,8 @@ class Client:
         return Pending(self, lambda: self._send_request(wire.FETCH, [body], stream), receive)
 
     def produce(self, stream: TopicPartition, records: Buffer) -> int:
-        """Append batches; returns the base offset. Never sent twice: after Unavailable, the batches may or may not have
-        been appended. Raises SidecarRefused.
+        """Append batches; returns the base offset. The request is never sent twice: after Unavailable, the batches may
+        or may not have been appended. Raises SidecarRefused.
         """
         self._retry(partial(self._reach_leader, stream))
         try:
@@ -292,7 +290,7 @@ class Client:
     def start_commit(
         self, segments: Sequence[epoch_api.StageRequest], commit: epoch_api.EpochCommitRequest
     ) -> "Pending[epoch_api.EpochCommitReply]":
-        """Send the segments of an epoch and its commit together and return at once; the answer means it is committed.
+        """Send the segments of an epoch and its commit together, and return at once; the answer confirms the commit.
 
         The sidecar handles them in order: if a segment cannot be staged, the commit fails because the segment is
         missing.
@@ -324,7 +322,7 @@ class Client:
         return Pending(self, send, receive)
 
     def abort(self, request: epoch_api.AbortRequest) -> epoch_api.AbortReply:
-        """Drop the staged data of an epoch; a committed epoch stays committed."""
+        """Discard the staged data of an epoch; a committed epoch stays committed."""
         return self._ask_epoch(epoch_api.ABORT, request, epoch_api.AbortReply)
 
     def describe(self, request: epoch_api.DescribeRequest) -> epoch_api.DescribeReply:
@@ -334,7 +332,7 @@ class Client:
     # ---- control batches
 
     def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
-        """Send a scan and return at once, so that the next batches are read while the caller decodes these."""
+        """Send a scan and return at once: the sidecar reads the next batches while the caller decodes these batches."""
         stream = TopicPartition(request.topic, request.partition)
         return Pending(
             self,
@@ -362,14 +360,15 @@ class Client:
         state: str = "",
         incarnation_number: int = 0,
     ) -> tuple[reader_api.ReaderOffset, ...]:
-        """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
+        """Register a reader, or replace its streams and positions. Retention keeps all records that the reader has not
+        acknowledged. Returns the positions, which are durable.
 
-        With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
-        With `keep` a registered reader's other streams stay as they are; so they do with more than MAX_STREAMS streams,
-        which take several requests. `state`: the reader owns the state of this query; control records of the state
-        that no reader holds may then be removed. `incarnation_number`: of the query that reads; older incarnations can
-        then change nothing of the reader. Raises FencedIncarnation if a newer one is registered; OffsetOutOfRange,
-        TooManyReaders, UnknownTopicOrPartition.
+        With a `group`, the positions follow the offsets that this Kafka consumer group commits. With `keep`, the other
+        streams of a registered reader stay as they are; they also stay if there are more than MAX_STREAMS streams,
+        which take several requests. `state` is a query whose state the reader owns: control records of the state that
+        no reader holds may then be removed. `incarnation_number` is the incarnation of the query that reads: older
+        incarnations cannot change the reader any more. Raises FencedIncarnation if a newer incarnation is registered;
+        OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
         """
         pieces = reader_api.pieces(streams)
         placed: list[reader_api.ReaderOffset] = []
@@ -383,21 +382,21 @@ class Client:
     def acknowledge(
         self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, incarnation_number: int = 0
     ) -> None:
-        """Say that a reader needs no record before these positions. Streams that are new to the reader are durable.
+        """Report that a reader needs no record before these positions. Streams that are new to the reader are durable.
 
         More than MAX_STREAMS streams take several requests. Raises UnknownReader; FencedIncarnation if the reader
-        belongs to a newer incarnation; ReaderReleased if records from a position on are gone; OffsetOutOfRange above
+        belongs to a newer incarnation; ReaderReleased if records after a position are gone; OffsetOutOfRange above
         the high watermark; TooManyReaders, UnknownTopicOrPartition.
         """
         for piece in reader_api.pieces(streams):
             self._ask_readers(reader_api.AcknowledgeRequest(reader, piece, incarnation_number), reader_api.Done)
 
     def remove_reader(self, reader: str) -> None:
-        """Remove a reader: it keeps nothing any more. Raises UnknownReader."""
+        """Remove a reader; the records that it held may be trimmed. Raises UnknownReader."""
         self._ask_readers(reader_api.RemoveReaderRequest(reader), reader_api.Done)
 
     def describe_reader(self, reader: str) -> reader_api.ReaderDescription:
-        """One reader. Raises UnknownReader."""
+        """The positions and properties of a reader. Raises UnknownReader."""
         return self._ask_readers(reader_api.DescribeReadersRequest(reader), reader_api.ReaderDescription)
 
     def reader_names(self) -> list[str]:
@@ -433,7 +432,7 @@ class Client:
         return self._receive_own(partial(epoch_api.decode_reply, api_key), correlation_id, kind)
 
     def _receive_own(self, decode: Callable[[memoryview], tuple[int, object]], correlation_id: int, kind: type[T]) -> T:
-        """The reply to one of Cairn's own requests. Raises the error inside it, or MalformedReply."""
+        """The reply to one of Cairn's own requests. Raises the error in the reply, or MalformedReply."""
         try:
             found, reply = decode(self._connections.at.receive())
         except MalformedRequest as error:
@@ -453,13 +452,13 @@ class Client:
         return self._retry(lambda: decode(self._ask(api_key, [body])))
 
     def call_once(self, api_key: int, body: Buffer, decode: Callable[[Buffer], T], at: Address | None) -> T:
-        """The same from one host of a cluster (None: any), asked once: for `retry_until`. Raises OSError as well."""
+        """The decoded answer of a host (None: any host) to a single attempt, for `retry_until`. Also raises OSError."""
         self._connections.use_host(at)
         self._asked_for = None
         return decode(self._receive_reply(self._send_kafka(api_key, [body])))
 
     def call_operator(self, request: operator_api.OperatorRequest, kind: type[T]) -> T:
-        """The answer to one of Cairn's own requests for operators."""
+        """The answer to one of Cairn's requests for operators."""
 
         def ask() -> T:
             self._choose(None)
@@ -473,7 +472,7 @@ class Client:
     # ---- requests and replies
 
     def ask(self, api_key: int, body: Iterable[Buffer]) -> memoryview:
-        """Send a request of `wire.VERSIONS` that may be sent twice; returns what follows its reply's correlation id."""
+        """Send a request of `wire.VERSIONS` that may be sent twice; returns the reply after its correlation id."""
         return self._retry(lambda: self._ask(api_key, body))
 
     def _ask(self, api_key: int, body: Iterable[Buffer], stream: TopicPartition | None = None) -> memoryview:
@@ -507,7 +506,7 @@ class Client:
     # ---- whom to ask in a cluster
 
     def _choose(self, stream: TopicPartition | None) -> None:
-        """The next request goes to the leader of a stream, or to any host."""
+        """Direct the next request to the leader of a stream, or to any host."""
         if stream is None:
             self._connections.use_home()
         else:
@@ -516,7 +515,7 @@ class Client:
         self._asked_for = stream
 
     def _find_leader(self, stream: TopicPartition) -> None:
-        """Look up the leaders of a topic's streams, if this one is astray. Raises SidecarRefused if none leads it."""
+        """Look up the leaders of a topic's streams, if this stream's leader is unknown. Raises SidecarRefused."""
         if not self._connections.is_astray(stream):
             return
         self._connections.use_home()
@@ -532,7 +531,7 @@ class Client:
         return self.retry_until(ask, self._network.monotonic_s() + self._limit_s)
 
     def deadline_s(self) -> float:
-        """When a call that starts now gives up, in monotonic seconds."""
+        """The end of the time limit of a call that starts now, in monotonic seconds."""
         return self._network.monotonic_s() + self._limit_s
 
     def retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
@@ -561,7 +560,7 @@ class Client:
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
     def _note_elsewhere(self, *, is_so: bool) -> None:
-        """The host that was asked does not lead the stream."""
+        """Note that the host that answered does not lead the stream."""
         if is_so and self._asked_for is not None:
             self._connections.stray(self._asked_for)
 

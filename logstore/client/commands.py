@@ -1,12 +1,13 @@
-"""What every subcommand that talks to a sidecar shares: its flags, and the client that they ask for.
+"""The flags of every subcommand that connects to a sidecar, and the client that these flags describe.
 
-Invariants: secrets come from files, never from flags, because flags stand in the list of processes. A command reads its
---command-config file once. Whatever is wrong with this file is CommandConfigUnusable and names the file, also what the
-file names and cannot be read; a name in it that nobody knows is said on standard error and no error.
+Invariants: secrets come from files, never from flags, because other users can read flags in the list of processes. A
+command reads its --command-config file once. An unusable file raises CommandConfigUnusable, which names the file; so
+does a file whose certificates or keys cannot be read. An unknown name in the file is a warning on standard error.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,14 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, is_action: bool = F
     parser.add_argument("--command-config", type=Path, metavar="FILE", default=default_file, help=COMMAND_CONFIG_HELP)
 
 
+def add_action(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str
+) -> argparse.ArgumentParser:
+    """Add an action of a command; its own help begins with the summary, too."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=summary)
+    return parser
+
+
 class CommandConfigUnusable(InvalidConfig):
     """The file that --command-config names cannot be used: exit status 2, as for a wrong command line."""
 
@@ -48,8 +57,8 @@ def status_of(error: BaseException) -> int:
 
 
 def properties_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """What --command-config says; without the flag, nothing. The first call reads the file, warns of names that nobody
-    knows, and keeps what it says beside the arguments. Raises CommandConfigUnusable.
+    """The properties in the --command-config file; empty without the flag. The first call reads the file, warns of
+    unknown names, and keeps the properties beside the arguments. Raises CommandConfigUnusable.
     """
     path: Path | None = arguments.command_config
     if path is None:
@@ -84,6 +93,16 @@ def security_of(arguments: argparse.Namespace) -> ClientSecurity:
     except InvalidConfig as error:
         raise CommandConfigUnusable(arguments.command_config, error) from error
     return security
+
+
+def followed_security_of(arguments: argparse.Namespace) -> ClientSecurity:
+    """The same for a program that runs for long: each new connection logs in as the file says by then. A file that can
+    be read only once, as a pipe, is not followed.
+    """
+    security, path = security_of(arguments), arguments.command_config
+    if security.sasl is None or not path.is_file():
+        return security
+    return replace(security, sasl=replace(security.sasl, properties_file=str(path.absolute())))
 
 
 def client_of(arguments: argparse.Namespace, *, limit_s: float = DEFAULT_LIMIT_S) -> Client:

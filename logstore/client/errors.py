@@ -91,17 +91,21 @@ class Unavailable(CairnError):
 
 
 def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
-    """What is raised at a time limit, with what to look at: a server that ends connections is there, and a sidecar of
-    an older version ends them at a request that it does not know; a server that answers says itself what is missing.
+    """The error of a call that reached its time limit, with what to check. A server that closes connections exists: it
+    expects other TLS or login settings, or it is an older sidecar that does not know the request. A server that
+    answered has named the cause itself.
     """
     if isinstance(failure, CairnError):
         return Unavailable(f"{where} could not do this within {limit_s:g} s ({failure})")
     if isinstance(failure, ConnectionResetError | BrokenPipeError):
-        advice = "a server answers but closes the connection: is it a sidecar of this version or a newer one?"
-    elif isinstance(failure, TimeoutError):
+        return Unavailable(
+            f"{where} closes the connection: its listener may require other TLS or login settings, or it is older than "
+            f"this client (tried for {limit_s:g} s: {failure})"
+        )
+    if isinstance(failure, TimeoutError):
         advice = (
             "is the sidecar running there? A host of a cluster does not answer this while its metadata store is away "
-            "(metadata_away in its log)"
+            "(metadata_away in its log), or while too few hosts are alive (stream_unavailable; see `cairn hosts`)"
         )
     else:
         advice = "is the sidecar running there?"

@@ -1,6 +1,6 @@
-"""One host of a cluster: its replicas, the streams that it owns, and what happens to both, on the event loop.
+"""A host of a cluster, on the event loop: its replicas and the streams that it owns.
 
-`ClusterHost` carries out what the state machines of `logstore.replica` ask for, and brings back what follows:
+`ClusterHost` carries out the effects of the state machines in `logstore.replica`, and reports the results to them:
 
 | effect | carried out by | comes back as |
 |---|---|---|
@@ -9,22 +9,22 @@
 | `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
 | `Ready`, `Readable`, `Acked`, `Deposed`, `TooFewMembers` and others | the stream's `StreamObserver` | – |
 
-It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
+It claims streams (`logstore.cluster.claims`), tells owners which members are alive (`logstore.cluster.live_hosts`), and
 forgets the streams of deleted topics.
 
-For the front of Kafka: `observe` each stream that clients may use, then `ready` says that this host owns it. While it
-does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
-last `acked` is acknowledged. `owner_of` says whom clients should ask otherwise. Methods that need the owner raise
-NotLeader.
+The Kafka front calls `observe` for each stream that clients may use; `ready` then reports that this host owns the
+stream. As long as it owns the stream, `may_append` and `append` accept batches whose offsets begin at `next_offset`.
+Everything below the offset of the last `acked` is acknowledged. `owner_of` returns the host that clients should use
+otherwise. Methods that need the owner raise NotLeader.
 
 Order of a start: `establish_identity`, the files, the listeners' sockets, the links with `receive` and `peer_refused`,
 `ClusterView.run`, `ClusterHost.run`, and `Membership.run` last. Order of an end: `resign`, then cancel.
 
 Invariants:
-* All methods are called on the event loop's thread. None waits but those that are `async`.
+* All methods are called on the event loop's thread. Only `async` methods wait.
 * Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream,
   tokens for copies that are ordered (`logstore.replica.host_state`) and made (`logstore.cluster.copies.copies`) here.
-* Safety is the state machines'; who is taken for alive here decides only what is tried when.
+* The state machines guarantee safety. The hosts that this module takes for alive only decide what is tried and when.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,7 +38,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, streams_of
+from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, OwnStreams, streams_of
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
@@ -135,11 +135,11 @@ class ClusterHost:
             parts.view,
             self._hosts,
             membership,
-            self._claim,
-            self._owners.__contains__,
+            OwnStreams(self._claim, self._owners.__contains__, self._replica.has_end_of),
             lambda: self._requests.delay_s,
         )
-        self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        registrations = StoredRegistrations(parts.store, parts.identity.cluster_id)
+        self._requests = RegistrationRequests(registrations, self._answered, parts.report)
         self._many = ManyRegistrations(parts.store, self._requests, self._answered, self._claims.is_known)
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)

@@ -1,9 +1,12 @@
-"""`cairn acl`: the access control list entries of a sidecar or a cluster: show, add, remove.
+"""`cairn acl`: lists, adds and removes the ACLs of a sidecar or a cluster.
 
-Invariants: `list` changes nothing. `remove` removes every entry only with `--all`; it shows what it would remove, and
-asks at the terminal or wants `--yes` where that is more than one entry; it removes what its line means when it is
-done, not what was shown. The first entry ends
-that everybody may do everything, and the last may bring that back: either is said on standard error.
+Invariants:
+* `list` changes nothing.
+* `remove` removes every ACL only with `--all`. Before it removes more than one ACL, it shows the ACLs and asks at the
+  terminal, unless `--yes` is given. It removes the ACLs that match at the time of the removal, not those that it has
+  shown.
+* Without users and ACLs, everybody may do everything. The first ACL ends this, and the removal of the last one may
+  restore it: a note on standard error says so.
 """
 
 import argparse
@@ -31,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = add_action(
-        actions, "list", "entries: all, or those that apply to a name, a principal, an operation (the default)"
+        actions, "list", "ACLs: all, or those that apply to a name, a principal or an operation (the default)"
     )
     add_filter_arguments(listing, pattern="match", has_roles=False)
-    add = add_action(actions, "add", "allow or deny operations")
+    add = add_action(actions, "add", "add ACLs, which allow or deny operations")
     add_entry_arguments(add)
-    remove = add_action(actions, "remove", "remove all entries that match")
+    remove = add_action(actions, "remove", "remove all ACLs that match")
     add_filter_arguments(remove, pattern="literal", has_roles=True)
-    remove.add_argument("--all", action="store_true", help="every entry, where no other option says which")
+    remove.add_argument("--all", action="store_true", help="remove every ACL; no other option selects ACLs then")
     remove.add_argument("--yes", "--force", action="store_true", help="do not ask")
 
 
@@ -73,7 +76,7 @@ def _add(admin: Admin, arguments: argparse.Namespace) -> int:
     _show("added", entries, arguments)
     if not arguments.json:
         there = sum(entry in before for entry in entries)
-        more = f"; {there} already there" if there else ""
+        more = f"; {there} existed before" if there else ""
         print(f"added: {counted(len(entries) - there, 'ACL')}{more}")
     if not before:
         print(
@@ -88,7 +91,7 @@ def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
     filters = [AclEntryFilter(*wanted) for wanted in filters_of(arguments)]
     if (filters == [EVERYTHING]) != arguments.all:
         raise UsageError(
-            "--all goes without options that select ACLs"
+            "--all cannot be combined with options that select ACLs"
             if arguments.all
             else "no option says which ACLs to remove: name a user, a resource or an operation; --all removes every ACL"
         )
@@ -112,7 +115,7 @@ def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
 
 
 def _is_meant(found: Sequence[AclEntry]) -> bool:
-    """Whether the person at the terminal wants these removed. Raises UsageError where nobody can be asked."""
+    """Whether the person at the terminal confirms the removal. Raises UsageError if there is no terminal."""
     if not sys.stdin.isatty():
         raise UsageError(f"this would remove {len(found)} ACLs; add --yes to remove them")
     _print(found, file=sys.stderr)
@@ -124,7 +127,7 @@ def _is_meant(found: Sequence[AclEntry]) -> bool:
 
 
 def _found(admin: Admin, filters: Iterable[AclEntryFilter]) -> list[AclEntry]:
-    """What any of the filters means, sorted."""
+    """The ACLs that match any of the filters, sorted."""
     return sorted({entry for wanted in filters for entry in admin.acls(wanted)})
 
 
@@ -144,7 +147,7 @@ def _entry(acl: Acl) -> AclEntry:
 
 
 def _show(key: str, entries: Sequence[AclEntry], arguments: argparse.Namespace) -> None:
-    """As a table, or as a list under a key of JSON."""
+    """Print a table, or a list under a key of JSON."""
     if arguments.json:
         print_json({key: [_values(entry) for entry in entries]})
     else:
@@ -156,7 +159,7 @@ def _print(entries: Sequence[AclEntry], *, file: TextIO | None = None) -> None:
 
 
 def _values(entry: AclEntry) -> Mapping[str, str]:
-    """An entry in the words of the documentation."""
+    """The fields of an ACL, with the documentation's names for the values."""
     return {
         "resource_type": _word(ResourceType, entry.resource_type),
         "name": entry.name,
@@ -169,6 +172,6 @@ def _values(entry: AclEntry) -> Mapping[str, str]:
 
 
 def _word(kind: type[IntEnum], number: int) -> str:
-    """The word of a number; the number itself where a newer server knows more."""
+    """The name of a number; the number itself if only a newer server knows the name."""
     known = {int(value): word_of(value) for value in kind}
     return known.get(number, str(number))

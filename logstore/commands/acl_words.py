@@ -1,11 +1,13 @@
-"""The words of `cairn acl`: which entries a line of `add` means, and which of those that are there one of `list` or
-`remove` does. No I/O.
+"""The options of `cairn acl`: the ACLs that a command line of `add` describes, and the filters that a command line of
+`list` or `remove` describes. No I/O.
 
-Invariants: the words are those of Kafka's `kafka-acls.sh`, and what they say together means the same; `--user`,
-`--host`, `--deny` and `--prefixed` are short for them. Two things differ, because a right should not come from what
-was left out, and an entry not stay for it: `add` wants an operation, where Kafka's tool would allow all of them; and
-what `list` and `remove` are not told is any, where Kafka's tool would remove entries of the operation All alone. What
-cannot be is UsageError, and names the value.
+Invariants:
+* The options are those of Kafka's `kafka-acls.sh`, with the same meaning. `--user`, `--host`, `--deny` and `--prefixed`
+  are short forms.
+* Two rules differ from Kafka's tool, so that a missing option neither grants a right nor keeps an ACL. `add` requires
+  an operation; Kafka's tool allows all operations. In `list` and `remove`, a missing option matches any value; without
+  an operation, Kafka's tool removes only ACLs of the operation All.
+* An invalid value raises UsageError, which names the value.
 """
 
 import argparse
@@ -34,10 +36,10 @@ from logstore.errors import InvalidAcl
 
 T = TypeVar("T")
 MAX_AT_ONCE: Final = 1_000
-"""Of entries and filters that the words of one line multiply to."""
+"""ACLs or filters that one command line may describe, as the product of its options."""
 _USER: Final = "User:"
 _OPERATIONS_OF: Final = {**SUPPORTED, ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE)}
-"""What there is for a resource of each type; beside it, All."""
+"""The operations on a resource of each type, without All."""
 _OF_PRODUCERS: Final = {
     ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
     ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
@@ -49,7 +51,7 @@ _OF_CONSUMERS: Final = {
 
 
 class _Resource(NamedTuple):
-    """What a line names; without a name, any."""
+    """A resource that a command line names; without a name, any resource."""
 
     resource_type: ResourceType
     name: str | None
@@ -57,7 +59,7 @@ class _Resource(NamedTuple):
 
 
 class _Bearer(NamedTuple):
-    """Whom a line names, and what is done to them; None: anybody, or any host."""
+    """A principal and a host that a command line names, allowed or denied; None: any principal, or any host."""
 
     permission: Permission
     principal: str | None
@@ -65,7 +67,7 @@ class _Bearer(NamedTuple):
 
 
 def word_of(value: IntEnum) -> str:
-    """A kind as the documentation writes it: `Topic`, `DescribeConfigs`."""
+    """A name as the documentation writes it: `Topic`, `DescribeConfigs`."""
     return "".join(part.capitalize() for part in value.name.split("_"))
 
 
@@ -74,7 +76,7 @@ _BY_LETTERS: Final = {word.lower(): operation for word, operation in _OPERATION_
 
 
 def operation_of(text: str) -> Operation:
-    """An operation in any spelling: `DescribeConfigs`, `DESCRIBE_CONFIGS`. As argparse's types: ArgumentTypeError."""
+    """An operation in any spelling: `DescribeConfigs`, `DESCRIBE_CONFIGS`. Raises ArgumentTypeError, for argparse."""
     found = _BY_LETTERS.get(text.replace("_", "").replace("-", "").lower())
     if found is None:
         near = near_name(text.capitalize(), sorted(_OPERATION_WORDS))
@@ -89,22 +91,22 @@ def operation_of(text: str) -> Operation:
 
 
 def add_entry_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `add` takes."""
+    """The options of `add`."""
     _add_resources(parser, (PatternType.LITERAL, PatternType.PREFIXED), "literal")
-    _add_bearers(parser, "short for --allow-principal User:NAME")
+    _add_bearers(parser, "short for --allow-principal User:NAME", "address that --{}-principal connects from")
     parser.add_argument("--deny", action="store_true", help="deny the operations to --user, in place of allowing them")
-    _add_operations(parser, "what is allowed or denied")
+    _add_operations(parser, "operation to allow or deny")
     _add_roles(parser)
 
 
 def add_filter_arguments(parser: argparse.ArgumentParser, *, pattern: str, has_roles: bool) -> None:
-    """What `list` and `remove` take; `pattern` is how a name is meant unless the line says so."""
+    """The options of `list` and `remove`; `pattern` is the default pattern type of names."""
     patterns = (PatternType.ANY, PatternType.MATCH, PatternType.LITERAL, PatternType.PREFIXED)
     _add_resources(parser, patterns, pattern)
-    _add_bearers(parser, "short for --principal User:NAME")
+    _add_bearers(parser, "short for --principal User:NAME", "only ACLs that {} clients from this address")
     parser.add_argument("--principal", action="append", default=[], help="User:NAME, allowed or denied; repeatable")
-    parser.add_argument("--deny", action="store_true", help="of --user and --principal only entries that deny")
-    _add_operations(parser, "only entries of this operation")
+    parser.add_argument("--deny", action="store_true", help="of --user and --principal only ACLs that deny")
+    _add_operations(parser, "only ACLs of this operation")
     if has_roles:
         _add_roles(parser)
 
@@ -137,7 +139,8 @@ def _add_resources(parser: argparse.ArgumentParser, patterns: Sequence[PatternTy
     parser.set_defaults(default_pattern=default)
 
 
-def _add_bearers(parser: argparse.ArgumentParser, short: str) -> None:
+def _add_bearers(parser: argparse.ArgumentParser, short: str, host: str) -> None:
+    """The options for principals and hosts; `host` is the help of a host, {} stands for allow or deny."""
     parser.add_argument("--user", action="append", default=[], metavar="NAME", help=f"{short}; repeatable")
     for permission in ("allow", "deny"):
         parser.add_argument(
@@ -148,7 +151,7 @@ def _add_bearers(parser: argparse.ArgumentParser, short: str) -> None:
             action="append",
             default=[],
             metavar="ADDRESS",
-            help=f"where --{permission}-principal connects from; repeatable (default: anywhere)",
+            help=f"{host.format(permission)}; repeatable (default: any address)",
         )
     parser.add_argument(
         "--host",
@@ -180,7 +183,7 @@ def _add_roles(parser: argparse.ArgumentParser) -> None:
 
 
 def entries_of(arguments: argparse.Namespace) -> list[Acl]:
-    """The entries that a line of `add` means. Raises UsageError."""
+    """The ACLs that a command line of `add` describes. Raises UsageError."""
     bearers = [
         _Bearer(bearer.permission, bearer.principal, ANY_HOST if bearer.host is None else _address(bearer.host))
         for bearer in _bearers(arguments, Permission.ALLOW)
@@ -202,7 +205,7 @@ def entries_of(arguments: argparse.Namespace) -> list[Acl]:
 
 
 def filters_of(arguments: argparse.Namespace) -> list[AclFilter]:
-    """The entries that a line of `list` or `remove` means. Raises UsageError."""
+    """The filters that a command line of `list` or `remove` describes. Raises UsageError."""
     filters = [
         AclFilter(
             resource.resource_type,
@@ -222,18 +225,18 @@ def filters_of(arguments: argparse.Namespace) -> list[AclFilter]:
 def _bounded(elements: list[T]) -> list[T]:
     if len(elements) > MAX_AT_ONCE:
         raise UsageError(
-            f"the line means {len(elements)} entries; at most {MAX_AT_ONCE} can be: use --prefixed, or '*'"
+            f"the command line describes {len(elements)} ACLs, the maximum is {MAX_AT_ONCE}: use --prefixed, or '*'"
         )
     return elements
 
 
 def _wanted(arguments: argparse.Namespace, *, must_say: bool) -> list[tuple[_Resource, Sequence[Operation]]]:
-    """The resources of a line, each with its operations; `must_say`: both must be named."""
+    """The resources of a command line, each with its operations; `must_say`: both are required."""
     resources = _resources(arguments)
     if getattr(arguments, "producer", False) or getattr(arguments, "consumer", False):
         return _of_roles(arguments, resources)
     if getattr(arguments, "idempotent", False):
-        raise UsageError("--idempotent goes with --producer; by itself it is --operation IdempotentWrite --cluster")
+        raise UsageError("--idempotent needs --producer; alone, use --operation IdempotentWrite --cluster")
     operations: list[Operation] = arguments.operation
     if must_say and not resources:
         raise UsageError("no resource is named: give --topic, --group, --transactional-id or --cluster")
@@ -243,8 +246,10 @@ def _wanted(arguments: argparse.Namespace, *, must_say: bool) -> list[tuple[_Res
         )
     for resource, operation in product(resources, operations):
         _check_operation(operation, resource.resource_type)
-    pattern = arguments.resource_pattern_type
-    anything = _Resource(ResourceType.ANY, None, PatternType.ANY if pattern is None else PatternType[pattern.upper()])
+    pattern = PatternType[(arguments.resource_pattern_type or "any").upper()]
+    if pattern is PatternType.MATCH:  # what applies to any name is any entry: the line must not look like a choice
+        pattern = PatternType.ANY
+    anything = _Resource(ResourceType.ANY, None, pattern)
     return [(resource, operations or [Operation.ANY]) for resource in resources or [anything]]
 
 
@@ -262,17 +267,17 @@ def _resources(arguments: argparse.Namespace) -> list[_Resource]:
 def _of_roles(
     arguments: argparse.Namespace, resources: Sequence[_Resource]
 ) -> list[tuple[_Resource, Sequence[Operation]]]:
-    """What --producer and --consumer mean: the same as of Kafka's tool."""
+    """The resources and operations of --producer and --consumer, as in Kafka's tool."""
     roles = [f"--{role}" for role in ("producer", "consumer") if getattr(arguments, role)]
     for flag in ("operation", "deny", "deny_principal", "deny_host", "cluster"):
         if getattr(arguments, flag):
-            raise UsageError(f"--{flag.replace('_', '-')} does not go with {' and '.join(roles)}")
+            raise UsageError(f"--{flag.replace('_', '-')} cannot be combined with {' and '.join(roles)}")
     if not arguments.topic:
-        raise UsageError(f"{' and '.join(roles)}: no --topic is named")
+        raise UsageError(f"{' and '.join(roles)} needs --topic")
     if arguments.consumer and not arguments.group:
-        raise UsageError("--consumer: no --group is named, in which it reads; --group '*' is any")
+        raise UsageError("--consumer needs --group, the consumer's group; --group '*' is every group")
     if arguments.idempotent and not arguments.producer:
-        raise UsageError("--idempotent goes with --producer")
+        raise UsageError("--idempotent needs --producer")
     meant = {ResourceType(kind): list[Operation]() for kind in _OPERATIONS_OF}
     for role, operations_of in (("producer", _OF_PRODUCERS), ("consumer", _OF_CONSUMERS)):
         if getattr(arguments, role):
@@ -282,7 +287,7 @@ def _of_roles(
     for resource in resources:
         if not meant[resource.resource_type]:
             flag = "group" if resource.resource_type is ResourceType.GROUP else "transactional-id"
-            raise UsageError(f"--{flag} {resource.name!r} does not go with {' and '.join(roles)}")
+            raise UsageError(f"--{flag} {resource.name!r} cannot be combined with {' and '.join(roles)}")
         wanted.append((resource, list(dict.fromkeys(meant[resource.resource_type]))))
     if arguments.idempotent:
         cluster = _Resource(ResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL)
@@ -291,11 +296,11 @@ def _of_roles(
 
 
 def _bearers(arguments: argparse.Namespace, otherwise: Permission) -> list[_Bearer]:
-    """Whom a line names; `otherwise` is what --user and --principal mean without --deny."""
+    """The principals of a command line; `otherwise`: the permission of --user and --principal without --deny."""
     plain = Permission.DENY if arguments.deny else otherwise
     named = [*getattr(arguments, "principal", ()), *map(_principal_of, arguments.user)]
     if arguments.deny and not named and otherwise is Permission.ALLOW:
-        raise UsageError("--deny goes with --user; --deny-principal names who is denied something by itself")
+        raise UsageError("--deny needs --user; --deny-principal needs no --deny")
     hosts: list[str] = arguments.host
     hosts_of = {
         Permission.ALLOW: [*hosts, *arguments.allow_host],
@@ -315,12 +320,12 @@ def _bearers(arguments: argparse.Namespace, otherwise: Permission) -> list[_Bear
     for permission, flag in ((Permission.ALLOW, "allow_host"), (Permission.DENY, "deny_host")):
         given: list[str] = getattr(arguments, flag)
         if given and all(bearer.permission is not permission for bearer in found):
-            raise UsageError(f"--{flag.replace('_', '-')} {given[0]!r} goes with --{permission.name.lower()}-principal")
+            raise UsageError(f"--{flag.replace('_', '-')} {given[0]!r} needs --{permission.name.lower()}-principal")
     return found
 
 
 def _anybody(arguments: argparse.Namespace, plain: Permission) -> list[_Bearer]:
-    """Of a line that names no principal: those of its hosts, or all."""
+    """For a command line without principals: any principal from its hosts, or from any host."""
     found = [_Bearer(plain, None, host) for host in arguments.host]
     found += [_Bearer(Permission.ALLOW, None, host) for host in arguments.allow_host]
     found += [_Bearer(Permission.DENY, None, host) for host in arguments.deny_host]
@@ -354,15 +359,15 @@ def _check_operation(operation: Operation, kind: ResourceType) -> None:
 
 
 def _address(host: str) -> str:
-    """A host as entries have it. Raises UsageError for a name: clients are known by their addresses."""
+    """A host as an ACL has it. Raises UsageError for a host name: an ACL has the address of a client."""
     if host != ANY_HOST and ip_of(host) is None:
-        raise UsageError(f"host {host!r} is no IP address: an ACL names the address that a client connects from, or *")
+        raise UsageError(f"host {host!r} is not an IP address: an ACL names the address of a client, or *")
     return canonical_host(host)
 
 
 def _refuse_star(name: str | None) -> None:
     if name == ANY_NAME:
         raise UsageError(
-            "--topic '*' with --prefixed means names that begin with a star, and no topic's does; leave --prefixed out "
-            "for all topics"
+            "--topic '*' with --prefixed matches names that begin with *, and no topic has such a name; omit "
+            "--prefixed for all topics"
         )

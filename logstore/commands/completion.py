@@ -1,7 +1,7 @@
-"""`cairn completion SHELL`: a script that completes subcommands, actions and flags, made from the parsers themselves.
+"""`cairn completion SHELL`: prints a script that completes subcommands, actions and flags, made from the parsers.
 
-Invariants: the script asks nothing of `cairn` while a person types; what is not installed completes no further than its
-name. Where no word fits, the shell completes files.
+Invariants: the script does not run `cairn` while a person types. Of a subcommand that is not installed, it completes
+the name only. If no word matches, the shell completes file names.
 """
 
 import argparse
@@ -16,7 +16,12 @@ Words = dict[str, list[str]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn completion`."""
-    parser.add_argument("shell", choices=SHELLS, help='for bash: eval "$(cairn completion bash)" in ~/.bashrc')
+    parser.add_argument(
+        "shell",
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f'{", ".join(SHELLS)}; for bash, put eval "$(cairn completion bash)" into ~/.bashrc',
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -20,10 +20,14 @@ ETCD_FLAGS: Final[Mapping[str, str]] = {
 }
 
 
-def add_etcd_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """The flags of a command that opens a metadata store; `when` begins their descriptions."""
+def add_etcd_arguments(parser: argparse.ArgumentParser, when: str = "", *, is_action: bool = False) -> None:
+    """The flags of a command that opens a metadata store; `when` begins their descriptions. `is_action`: the flags are
+    also those of the command; only a flag that is given after the action changes its value.
+    """
+    default = argparse.SUPPRESS if is_action else ""
     for name, what in ETCD_FLAGS.items():
-        parser.add_argument(f"--{name}", default="", metavar="FILE" if "PEM" in what else None, help=f"{when}{what}")
+        metavar = "FILE" if "PEM" in what else None
+        parser.add_argument(f"--{name}", default=default, metavar=metavar, help=f"{when}{what}")
 
 
 def etcd_security(arguments: argparse.Namespace) -> ClusterSecurity:

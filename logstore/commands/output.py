@@ -17,7 +17,7 @@ from logstore.client.errors import Unavailable
 from logstore.errors import CairnError
 
 NOBODY: Final = "Start one with `cairn serve`, or name another with --servers HOST:PORT."
-ASKS_FOR_MORE: Final = "If the address requires TLS or a login, give --command-config FILE."
+ASKS_FOR_MORE: Final = "For TLS or a login, give --command-config FILE."
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -47,23 +47,24 @@ def run(name: str, arguments: argparse.Namespace, work: Callable[[argparse.Names
     except BrokenPipeError:  # the reader, `head` for instance, has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except UsageError as error:
-        _complain(name, str(error))
-        return EXIT_USAGE
-    except Unavailable as error:
-        _complain(name, f"{error}{_more_about(error)}")
-        return EXIT_FAILED
     except (CairnError, OSError) as error:
-        _complain(name, sentence(error))
-        return EXIT_FAILED
+        return fail(name, error)
     return status
 
 
+def fail(name: str, error: CairnError | OSError) -> int:
+    """Print the line for an error of a command on standard error; returns the exit status."""
+    more = _more_about(error) if isinstance(error, Unavailable) else ""
+    _complain(name, f"{sentence(error)}{more}")
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+
+
 def _more_about(error: Unavailable) -> str:
-    """What to do about a sidecar that is not there, or ends connections; nothing, if it answers, or is silent."""
+    """What to do if no sidecar runs, or the server closes connections; nothing if the server answers or is silent."""
     if isinstance(error.__cause__, CairnError | TimeoutError):
         return ""
-    return f" {ASKS_FOR_MORE if isinstance(error.__cause__, ConnectionResetError) else NOBODY}"
+    is_closed = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
+    return f". {ASKS_FOR_MORE}" if is_closed else f" {NOBODY}"
 
 
 def _complain(name: str, message: str) -> None:

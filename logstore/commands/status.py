@@ -65,7 +65,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 ("version", sidecar.version),
                 ("cluster id", cluster.cluster_id),
                 ("up for", show_age(sidecar.uptime_ms)),
-                ("topics", f"{sidecar.topics} with {sidecar.streams} partitions here"),
+                ("topics", f"{sidecar.topics} with {counted(sidecar.streams, 'partition')}"),
                 ("log", show_bytes(sidecar.log_bytes)),
                 *_counted(counts),
                 *_disk(sidecar),

@@ -27,6 +27,8 @@ from logstore.verify.directory import conclude, is_data_directory, plan
 from logstore.verify.findings import Finding, Findings
 
 _MEGA: Final = 1e6
+SHORTEST_TIMED_S: Final = 0.1
+"""A speed is printed from this duration on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,10 +111,11 @@ def _show(directory: Path, findings: Findings, seconds: float, *, is_live: bool,
     if is_quiet and not findings.damages:
         return
     batches = "1 batch" if counts.batches == 1 else f"{counts.batches} batches"
-    speed = counts.bytes / _MEGA / max(seconds, 1e-9)
+    # A speed of a few bytes says nothing about the disk.
+    speed = f" ({counts.bytes / _MEGA / seconds:.0f} MB/s)" if seconds >= SHORTEST_TIMED_S else ""
     print(
         f"{directory}: {counted(counts.chunks, 'chunk')} with {batches}, {show_bytes(counts.bytes)} in "
-        f"{seconds:.1f} s ({speed:.0f} MB/s)"
+        f"{seconds:.1f} s{speed}"
     )
     if is_live:
         print("a sidecar is running here: the end of each stream was checked as it was when it was read")

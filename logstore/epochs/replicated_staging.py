@@ -1,31 +1,31 @@
 """Staged output in a cluster: segments as records of the stream that has the ledger of epochs.
 
-A segment is its header and data as in a staging file (`logstore.format.staged`), cut into pieces of PIECE_BYTES: one
-record with the key SEGMENT, then those with the key MORE. A record with the key DROPPED names attempts that are no
-more. One with the key STAGED has the headers of segments in front of it, and where they are: who begins to read behind
-them has them all the same. The owner of the stream appends all of them, and the next owner reads them back in their
-order (`take`).
+A segment is its header and data as in a staging file (`logstore.format.staged`), cut into pieces of PIECE_BYTES: a
+record with the key SEGMENT, then records with the key MORE. A record with the key DROPPED names attempts that no longer
+exist. A record with the key STAGED has the headers and the places of earlier segments, for an owner that begins to read
+after these segments. The owner of the stream appends all these records, and the next owner reads them in their order
+(`take`).
 
 Invariants:
 * A ticket of `stage` settles only when all pieces of the segment are acknowledged: on every member, synced.
-* The pieces of a segment follow each other, whatever ledger entries are between them. A segment counts after a takeover
-  only if all pieces are there and its checksums match; one that the former owner has begun and not finished is passed
-  over.
-* The segments of an attempt count from the first on without a gap.
-* A segment with a piece whose append has failed ends its attempt. A DROPPED record that has failed is appended again
-  (`tell_dropped`), and the name of a dropped attempt begins anew only behind that record: what a next owner reads back
-  under a name is never a mixture of two attempts.
-* What lies at `first_offset` or behind it is all that a next owner may need: what is dropped counts until the stream
-  says so, durably.
+* The pieces of a segment are in order; ledger entries may lie between them. After a takeover a segment counts only if
+  all pieces exist and its checksums match. An unfinished segment of the former owner is skipped.
+* The segments of an attempt count from the first segment on, without a gap.
+* A failed append of a piece ends the attempt of its segment. A failed DROPPED record is appended again
+  (`tell_dropped`), and the name of a dropped attempt is used again only after that record: so the next owner never
+  reads a mixture of two attempts under a name.
+* The next owner needs only records from `first_offset` on. A dropped attempt counts until the stream has its DROPPED
+  record durably.
 * STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
-  under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
-  that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
-* What is moved (`move`) is appended once more as it is, and no copy of a segment comes behind the DROPPED record of its
-  attempt. The offsets of an attempt change when all its segments are there again: an owner that reads from before takes
-  the first copies, one that reads from behind them the second ones. An attempt of which a segment cannot be read is
-  not moved at all: half of it would be appended again at each try, and fill the stream that it holds.
-* A segment that is named, and lies in front of the stream's start, is passed over, and so are those behind it: a host
-  of an earlier version, which knows no names, trims what it has dropped before the stream says that it is.
+  under way (`cluster.epochs.replicated_ledger`). So an owner that begins to read at the first STAGED record misses no
+  segment, and an owner that begins earlier learns nothing new from them. DROPPED records
+  with the dropped attempts that are not named follow, so that neither owner knows these attempts.
+* `move` appends segments again unchanged, and never after the DROPPED record of their attempt. The offsets of an
+  attempt change when all its segments were appended again: an owner that reads from an earlier offset takes the first
+  copies, an owner that reads from a later offset the second copies. If a segment of an attempt cannot be read, the
+  attempt is not moved at all: otherwise each try would append a part of the attempt again.
+* A named segment before the start of the stream is skipped, and so are the later segments of its attempt: a host of an
+  earlier version, which writes no STAGED records, trims dropped segments before the stream has the DROPPED record.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 

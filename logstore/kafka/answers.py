@@ -29,6 +29,7 @@ from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
+from logstore.log.reading import in_own_memory
 from logstore.log.served import ServingEngine
 from logstore.log.stream_state import AppendTicket
 
@@ -83,8 +84,8 @@ TRANSITIONS: Final[Mapping[tuple[Sending, SendEvent], Sending]] = {
 class AnswerSlot:
     """The place of one request in the order of answers.
 
-    `is_shared`: the request counts among all connections' requests. `reserved_bytes`: what the answer budget has
-    reserved for the answer.
+    `is_shared`: the request counts among all connections' requests. `is_greeting`: the client only introduces itself by
+    it. `reserved_bytes`: what the answer budget has reserved for the answer.
     """
 
     correlation_id: int
@@ -92,6 +93,7 @@ class AnswerSlot:
     is_shared: bool = True
     flexible_header: bool = False
     is_ready: bool = False
+    is_greeting: bool = False
     body: list[Buffer] | None = None
     reserved_bytes: int = 0
     answer: produce.ProduceAnswer | None = None
@@ -113,12 +115,13 @@ class AnswerSlot:
 
 
 class _AnswerBatch(NamedTuple):
-    """Answers to send together, how many they are, the bytes of their requests, the bytes that the answer budget has
-    reserved for the answers, and the failure of a request that wants no answer.
+    """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
+    answers, and the failure of a request that wants no answer. `is_service`: the client does more than introduce itself
+    by one of the requests.
     """
 
     parts: Sequence[Buffer]
-    answers: int
+    is_service: bool
     request_bytes: int
     reserved_bytes: int
     failure: str | None
@@ -154,10 +157,8 @@ class AnswerLine:
         self._left: _AnswerBatch | None = None
         self.request_bytes = 0
         """Bytes of the requests whose answers are not sent."""
-        self.greetings = 0
-        """Requests by which the client only introduces itself."""
-        self._sent = 0
-        """Answers, and places of requests that want none."""
+        self.has_served = False
+        """Whether a request is answered, or wants no answer, by which the client does more than introduce itself."""
         self._reserved_bytes = 0
 
     def _move(self, event: SendEvent) -> None:
@@ -174,15 +175,15 @@ class AnswerLine:
         return len(self._slots)
 
     @property
-    def has_served(self) -> bool:
-        """Whether a request is answered by which the client does more than introduce itself."""
-        return self._sent > self.greetings
-
-    @property
     def is_working(self) -> bool:
         """Whether an answer is not sent yet, other than those of requests that may wait for long."""
         waiting_bytes = sum(slot.size_bytes for slot in self._slots if not (slot.is_shared or slot.is_ready))
         return self.request_bytes > waiting_bytes
+
+    @property
+    def sends_at_once(self) -> bool:
+        """Whether an answer that becomes ready now is handed to the socket before any task waits."""
+        return self._sending is Sending.IDLE and not self._slots
 
     def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
@@ -257,7 +258,8 @@ class AnswerLine:
         except OSError:
             rest = batch.parts  # `send_answers` meets the same error, and ends the connection
         if rest or batch.failure is not None:
-            self._left = batch._replace(parts=rest)
+            counted_bytes = max(batch.reserved_bytes, sum(map(len, rest)))
+            self._left = batch._replace(parts=in_own_memory(list(rest), counted_bytes))
             self._move(SendEvent.BLOCKED)
         else:
             self._move(SendEvent.LOOK if self._is_ended else SendEvent.FLUSHED)
@@ -295,7 +297,7 @@ class AnswerLine:
             self._answers.unsent.end(unsent)
 
     def _note_sent(self, batch: _AnswerBatch) -> None:
-        self._sent += batch.answers
+        self.has_served = self.has_served or batch.is_service
         self.request_bytes -= batch.request_bytes
         if batch.reserved_bytes:
             self._give_back(batch.reserved_bytes)
@@ -314,13 +316,14 @@ class AnswerLine:
     def _ready_batch(self) -> _AnswerBatch:
         """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
-        answers = request_bytes = reserved_bytes = 0
+        request_bytes = reserved_bytes = 0
+        is_service = False
         while self._slots and self._slots[0].is_ready:
             slot = self._slots.popleft()
-            answers += 1
+            is_service = is_service or not slot.is_greeting
             request_bytes += slot.size_bytes
             reserved_bytes += slot.reserved_bytes
             failure = slot.add_to(parts)
             if failure is not None:
-                return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, failure)
-        return _AnswerBatch(parts, answers, request_bytes, reserved_bytes, None)
+                return _AnswerBatch(parts, is_service, request_bytes, reserved_bytes, failure)
+        return _AnswerBatch(parts, is_service, request_bytes, reserved_bytes, None)

@@ -1,4 +1,4 @@
-"""One client's connection: reads frames and sends their answers, in order.
+"""The connection of a client: reads frames, and sends their answers in order.
 
 Produce requests are pipelined: the next request is read and appended while earlier ones wait for their sync. Every
 other request waits until all earlier answers are sent, and the requests after it wait for its answer, as in Kafka.
@@ -10,19 +10,19 @@ Invariants:
   answers, without an effect on other clients; a client that takes nothing for `idle_s` is disconnected.
 * A request that only waits (a fetch for records, a join for members) counts against its own connection, not against the
   total.
-* A client whose quota is used up gets its answer, with the time that it has to wait; its next request is read after
-  that time. Other connections under the same quota send and take nothing meanwhile either, so a new connection does not
-  get around a quota: a request with data waits as long before it is served, and a long one before it is received.
+* A client whose quota is used up gets its answer with the time to wait; its next request is read after that time.
+  Other connections under the same quota wait as well, so a new connection does not evade a quota: a request with data
+  waits before it is served, and a long request before it is received.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
-* A client that has no answer yet beyond those to GREETING_KEYS sees no end of its connection that is none of its own
-  doing, as that of a sidecar that stops: the connection is reset, which each client takes for what it is.
-* Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
-* Without TLS, short requests of the common form, and fetches that were read ahead, are begun by the task of
-  `logstore.base.readiness`, which serves all connections, while this connection's own task waits for data; all else is
-  done by its own task.
-* `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
-  connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
+* If the sidecar ends a connection whose client has only answers to GREETING_KEYS, for example during a stop, it resets
+  the connection. Clients interpret a reset correctly; some take a plain end for a listener with TLS.
+* Where a login is required, only requests of the login are served before it (`logstore.kafka.security.login`).
+* Without TLS, the task of `logstore.base.readiness`, which serves all connections, begins short requests of the common
+  form and fetches that were read ahead, while the connection's own task waits for data. The own task does everything
+  else.
+* `ConnectionState` is the state of the connection. Every change is in TRANSITIONS and is made by the connection's own
+  task. Other tasks only cancel, and leave the event that explains the cancellation.
 """
 
 import enum
@@ -258,7 +258,7 @@ class ClientConnection:
             self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
-        if ended_by is ConnectionEvent.STOPPED and not self._line.has_served:
+        if ended_by in (ConnectionEvent.STOPPED, ConnectionEvent.FRAME_GIVEN_UP) and not self._line.has_served:
             return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
@@ -426,7 +426,7 @@ class ClientConnection:
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
-        self._line.greetings += header.api_key in GREETING_KEYS
+        slot.is_greeting = header.api_key in GREETING_KEYS
         self._line.push(slot)
         try:
             await self._line.wait_sent(slot.size_bytes)

@@ -1,10 +1,10 @@
 """The shared journal: small appends of all streams, acknowledged by one write and one sync.
 
-Streams offer what is pending; one block at a time takes the parts of all streams that have offered, and everything in
-it is acknowledged when it is synced. The chunks get the same batches later, in larger writes (`logstore.log.backlog`).
-A bundle is parts that come into the same block, or not at all: an epoch's decision and its groups.
-When a file is full, the next block goes to another file, and every stream that the full file holds gets its
-chunk written and synced. A file that holds no stream is used again from its start.
+Streams offer their pending batches. One block at a time takes the parts of all streams that have offered batches, and
+all of them are acknowledged when the block is synced. The chunks get the same batches later, in larger writes
+(`logstore.log.backlog`). The parts of a bundle, an epoch's decision and its groups, are in the same block, or in none.
+When a file is full, the next block goes to another file, and the chunks of all streams in the full file are written and
+synced. A file that no stream needs is used again from its start.
 
 Invariants:
 * A part names a chunk that already holds at least one synced batch, and continues this chunk without a gap. So a

@@ -7,18 +7,18 @@ nothing there any more, and its next acknowledgement below the log start is refu
 lost. A reader with a group follows the offsets that a Kafka consumer group commits.
 
 Invariants:
-* A position holds from the call that asks for it on, and is answered once it is durable and its records are still
-  there. An acknowledgement of a stream that the reader holds already is answered at once and becomes durable at a later
-  `save`: a crash before loses it, and the older held offset then holds more records than needed, never fewer.
+* A position holds records from the call on, and is answered when it is durable and its records still exist. An
+  acknowledgement of a stream that the reader already holds is answered at once and becomes durable at a later `save`. A
+  crash before that loses the acknowledgement; the older held offset then holds more records than needed, never fewer.
 * Changes of one reader run one after the other. Until a change is durable the former positions hold too.
-* Of the incarnations of a query only the newest one changes its reader: a registration or an acknowledgement with a
-  lower number is refused and keeps nothing alive. A registration without a number takes the number away.
-* A held offset belongs to one topic id: it holds nothing in a later topic of the same name. Below the log start, as a
-  client deleted the records, it holds what is left, from the log start on.
-* How many bytes a reader keeps is counted from what it acknowledged, durable or not: a live reader is not released for
-  acknowledgements that wait to be written.
+* Only the newest incarnation of a query changes its reader: a registration or an acknowledgement with a lower number is
+  refused and keeps nothing alive. A registration without a number removes the number.
+* A held offset belongs to one topic id: it holds nothing in a later topic of the same name. If a client has deleted
+  records, a held offset below the log start holds the records from the log start on.
+* The bytes that a reader keeps are counted from its acknowledgements, durable or not: a live reader is not released
+  because its acknowledgements wait to be written.
 * Bounded: MAX_READERS readers with MAX_READER_STREAMS streams in all, STREAMS_PER_READER each; a call of `save` writes
-  SAVED_AT_ONCE readers. Nothing that runs by the clock takes a time that grows with readers times streams.
+  SAVED_AT_ONCE readers. The time of periodic work does not grow with readers times streams.
 
 Source: SGuard, section 3 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
 """

@@ -1,19 +1,19 @@
-"""The replicas of chunks on this host: each is a stream of the local store, with the records of one chunk.
+"""The replicas of chunks on this host. Each replica is a stream of the local store with the records of one chunk.
 
     absent -> open -> sealed
     open, sealed -> removed
 
 Invariants:
-* Operations on one chunk are carried out in the order of the calls; appends go on behind each other without waiting.
-* A change of state is one entry of the ledger, and is done when that is durable. Files follow: a start that finds them
-  longer than a sealed chunk, or not removed, completes what the entry says.
-* A replica's first batch is durable before its entry, and the entry before the batch is confirmed: a start that finds
-  an entry without batches has found damage.
-* A failed append is final for the replica in this life: behind a hole, nothing counts.
-* The entry of an open replica is written again while it grows; from the beginning of a cut or a removal on, only these
-  write it.
-* Files end at the end of a sealed chunk when `cut` has settled. The local stream is another object from then on.
-* Bounded: a sealed replica that rests has no stream in memory; MAX_SEALED_LOGS of them may have one.
+* Operations on a chunk are carried out in the order of the calls. Appends do not wait for each other.
+* A change of state is an entry of the ledger, and is complete when the entry is durable. Files follow the entry: if a
+  start finds files longer than a sealed chunk, or files that were not removed, it completes the change.
+* The first batch of a replica is durable before its entry, and the entry before the batch is confirmed. An entry
+  without batches is damage.
+* A failed append is final for the replica until the next start, because nothing counts after a hole.
+* The entry of an open replica is written again while it grows; after the start of a cut or a removal, only that
+  operation writes the entry.
+* Files end at the end of a sealed chunk when `cut` has settled. After that, the local stream is another object.
+* Bounded: an idle sealed replica has no stream in memory; at most MAX_SEALED_LOGS sealed replicas have one.
 
 Sources: docs/replication.md, docs/format.md (replicas of chunks), decision 0044.
 """

@@ -1,4 +1,4 @@
-"""All topics, streams and ledgers of one sidecar: the one object that the request handlers use. Does no I/O itself.
+"""All topics, streams and ledgers of a sidecar, for the request handlers. Does no I/O itself.
 
 Invariants:
 * A topic exists if and only if the catalogue has an entry for it. Its directory is created before the entry and removed
@@ -6,8 +6,8 @@ Invariants:
 * Changes of one topic run one after the other, so no change overwrites another or takes effect after a deletion.
 * A log start is durable in the catalogue before any data before it is removed.
 * Producer ids are reserved durably in blocks, so no id is allocated twice, even after a crash.
-* `open` returns only when all data that the store will serve is durable. What the journal has for the ledger of epochs
-  is in that ledger, durably, before anybody reads it, and before the journal's files are removed.
+* `open` returns only when all data that the store will serve is durable. Entries for the ledger of epochs
+  in the journal are moved durably to that ledger before the ledger is read and before the journal's files are removed.
 
 Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 """

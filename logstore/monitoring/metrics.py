@@ -1,12 +1,12 @@
-"""All metrics of a sidecar in one table: name, kind, labels, what it says, and how it is read from a snapshot.
+"""All metrics of a sidecar in one table: name, kind, labels, meaning, and how to read the value from a snapshot.
 
-Names are those of Kafka's exporters where they have the same figure (the JMX exporter's usual rules, and kafka_exporter
-for groups), those of Prometheus' client libraries for the process, and `cairn_…` for all else. docs/metrics.md is made
-from the table.
+If Kafka's exporters have the same figure, a metric has their name (the JMX exporter's usual rules, and kafka_exporter
+for groups). Metrics of the process have the names of Prometheus' client libraries, all others begin with `cairn_`.
+docs/metrics.md is generated from the table.
 
-Invariants: reading changes nothing; the number of samples is bounded (MAX_PARTITION_SERIES, MAX_TOPIC_SERIES,
-MAX_GROUP_SERIES, MAX_QUERY_SERIES), first come, first served in the order of creation, so that a series does not come
-and go; `cairn_series_left_out` says how many entries have none, and totals count all.
+Invariants: reading changes nothing. The number of samples is bounded (MAX_PARTITION_SERIES, MAX_TOPIC_SERIES,
+MAX_GROUP_SERIES, MAX_QUERY_SERIES), in the order of creation, so that a series does not appear and disappear.
+`cairn_series_left_out` is the number of entries without a series; totals count all entries.
 """
 
 from collections import Counter

@@ -1,30 +1,30 @@
-"""The owner of a stream: claims it, fences and seals what the last owner left open, appends, and rolls on when it must.
+"""The owner of a stream: claims it, fences and seals the last owner's open chunk, appends, and begins new chunks.
 
 Invariants:
 * A batch is acknowledged when every member of the open chunk has it durably, and only in the state APPENDING: from the
   moment the owner asks for the chunk to be sealed at the acknowledged length, nothing more is acknowledged in it.
-* The owner's registration is always the one it has written last, or the one it has read before its claim; every change
-  is a swap on that registration's revision. If a swap is refused and the register does not hold what it asked for,
-  somebody else has claimed the stream: the owner is deposed, for good.
-* A chunk's replica set is the one that the metadata store had before the first append. A member that fails is not
-  replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next
-  chunk, at the same offsets. No client hears of it.
-* A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and says so.
-* The front of the stream is trimmed by a swap alone, up to what is acknowledged at most. Replicas remove what the new
-  registration does not list; nobody tells them before.
+* The owner's registration is the last registration that it has written, or the registration that it read before its
+  claim. Every change is a swap on the revision of that registration. If a swap is refused and the register does not
+  hold the requested registration, another host has claimed the stream: the owner is deposed for good.
+* The replica set of a chunk is the set that the metadata store had before the first append. A member that fails is not
+  replaced: the chunk is sealed at the acknowledged length, and the owner sends unacknowledged batches again in the next
+  chunk, at the same offsets. Clients do not notice this.
+* A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and reports
+  that it waits.
+* Only a swap trims the front of the stream, at most up to the acknowledged end; replicas remove unlisted chunks then.
 
-How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
-registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
-unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member.
+A replaced owner learns that it is replaced if an append or a fence is refused as FENCED, if a swap is refused, or if
+the registration that it watches names another owner. It then reports `Deposed` once; the fate of unacknowledged batches
+is unknown. Before that it cannot acknowledge a batch, because the new owner has fenced a member.
 
-Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
+Bounded: `max_in_flight_bytes` of unacknowledged batches; `append_bytes` in a message; one swap in flight.
 
-What a failure costs (r members): a member that fails, one swap and the unacknowledged batches once more, r messages for
-each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
-answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
+Costs with r members. An append without failures: r messages, r syncs, r answers. A failed member: one swap, and the
+unacknowledged batches again, with r messages each. A takeover: three swaps, r fences with one sync each, and the copies
+of `repair` if fewer than `min_copies` members answered. A lost message: one more message after `resend_ms`.
 
-Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all have it);
-KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch without the metadata's word, lose records).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all replicas have
+it); KIP-101, KIP-279 and KIP-320 (a length without an epoch, or an epoch not from the metadata, loses records).
 """
 
 from collections.abc import Callable

@@ -1,28 +1,28 @@
-"""What the metadata store holds of a stream, and the steps from one registration to the next.
+"""The registration of a stream in the metadata store, and the steps from a registration to the next one.
 
-A stream has one registration in one register, which changes by compare-and-swap only. The steps below are all that
-there are; whoever wants one computes the next registration from the last one that it has read, and swaps.
+A stream has one registration in one register, which changes only by compare-and-swap. This module has all steps. A host
+computes the next registration from the last registration that it has read, and swaps.
 
 Invariants of every registration, which the steps keep and `check` verifies:
-* Epochs only grow. A chunk is known by its epoch, and a chunk's replica set, while the chunk is open, never changes: a
-  new set is a new chunk with a new epoch.
+* Epochs only grow. An epoch identifies a chunk. The replica set of an open chunk never changes: a new set is a new
+  chunk with a new epoch.
 * Only the last chunk is open, and no chunk's epoch is above the registration's.
-* Chunks follow each other without a gap: a chunk begins at the offset where the one before it ends. The end of a sealed
-  chunk never changes, so a registration that is old is still right about every chunk that it shows as sealed.
-* A member of a sealed chunk has all of it durably; a candidate was a member of the open chunk, or was chosen for a
-  copy, and may have less. An open chunk has no candidates.
-* A sealed chunk without members lies in the tier alone. What says where a chunk lies in the tier is written once, after
-  it was read back there, and never changes.
+* Chunks follow each other without a gap: a chunk begins at the end offset of the previous chunk. The end of a sealed
+  chunk never changes, so an old registration is still right about every chunk that it shows as sealed.
+* A member of a sealed chunk has the whole chunk durably. A candidate was a member of the open chunk, or was chosen for
+  a copy, and may have less. An open chunk has no candidates.
+* A sealed chunk without members is in the tier only. The place of a chunk in the tier is written once, after the chunk
+  was read back there, and never changes.
 * A sealed chunk without batches is not listed.
-* Readers see nothing below the log start, which never goes back. It lies in the first chunk, or behind it if that chunk
-  waits to be dropped, and never behind what was acknowledged. Without chunks it is the end of the stream.
+* Readers see nothing below the log start, which never goes back. It is in the first chunk, or after the first chunk if
+  that chunk waits for its removal, and never after the acknowledged end. Without chunks it is the end of the stream.
 
-In a metadata store a registration is several entries with checksums: the head, which is the register, and one for each
-sealed chunk (`encode_registration`). What a registration does not list is removed from disks, so an entry that is
-damaged or missing must not pass for a chunk that is gone.
+In a metadata store a registration is several entries with checksums: the head, which is the register, and an entry for
+each sealed chunk (`encode_registration`). Hosts remove chunks that the registration does not list, so a damaged or
+missing entry must not look like a removed chunk.
 
-Size: docs/metadata.md has the bytes of a head and of a sealed chunk's entry. A chunk rolled costs one swap of two
-entries, a takeover three swaps, a repaired copy two swaps of two; MAX_CHUNKS bounds what an owner has in memory.
+Size: docs/metadata.md has the bytes of a head and of a sealed chunk's entry. A new chunk costs one swap of two
+entries, a takeover three swaps, a repaired copy two swaps of two entries. MAX_CHUNKS bounds the memory of an owner.
 """
 
 import json

@@ -1,36 +1,37 @@
-"""Copies of sealed chunks, up to the number that the stream is to have. The owner of the stream runs it.
+"""Copies of sealed chunks, up to the number of copies of the stream. The owner of the stream runs this module.
 
-One chunk at a time: the one with the fewest live copies, the last one first among equals. While the stream waits for a
-copy, the last chunk alone counts: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
-repair is three steps, each of which may be the last one before a crash:
-1. the registration names the target as a candidate (a swap), so that a host that is copied to is never taken for one
-   that holds something unlisted;
-2. the target gets what it lacks from a live member, piece by piece, and checks the whole;
+It repairs one chunk at a time: the chunk with the fewest live copies, the last chunk among equals. While the stream
+waits for a copy, only the last chunk counts: as long as it has fewer than `min_copies` holders, no chunk may follow it.
+A repair has three steps, and a crash may come after each of them:
+1. the registration names the target as a candidate (a swap), so that the target never has an unlisted replica;
+2. the target gets the missing bytes from a live member, piece by piece, and checks the whole chunk;
 3. the registration names the target as a member (a swap).
 
 Invariants:
-* A member is dropped only if `copies` live ones stay, if its copy is damaged and another member is alive, or if its
-  host was removed. So members that are gone leave the registration when there are enough others, and not before.
-* A target is a member only after it has said that it holds the chunk durably, as a whole.
-* A copy has a go (`CopyTokens`), from its naming to its end; without one the repair is at rest. A copy that the stream
-  waits for needs none. What is wished for stays the same while it is possible.
-* A chunk that lacks only copies of hosts that have gone a moment ago (`Placing.awaits`) is not copied yet, if two live
-  members have it: such a host comes back with all but the tail of what it had.
-* A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
+* A member is dropped only if `copies` live members stay, if its copy is damaged and another member is alive, or if its
+  host was removed. So absent members leave the registration when there are enough others, and not before.
+* A target becomes a member only after it has reported that it holds the whole chunk durably.
+* A copy needs a permission (`CopyTokens`) from its naming to its end; without a permission the repair rests. A copy for
+  which the stream waits needs none. A wanted copy stays the same while it is possible.
+* If a chunk lacks only copies of hosts that have gone recently (`Placing.awaits`) and has two live members, it is not
+  copied yet: such a host usually comes back with all but the tail of its chunks.
+* A target is given up if it reports no progress for `timeout_ms`, and then does not answer one more order; waiting for
+  its turn is progress. So an owner whose host stood still first reads what has arrived meanwhile.
+* While a copy is made the repair rests: answers move it on, and orders are repeated at `wake_ms`.
 * Copies that lie too close together move only when nothing is missing, the same hosts have lived for a while, and the
-  set is strictly less crowded then (`spreading`); the copy that goes is dropped when the new one is there. After a move
-  that failed none is tried for REST_MS: no host is asked again and again to take what it has no room for.
-* The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
-  alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
-  other host that is alive has the chunk, or the tier has it and no copy can be made now.
+  set is strictly less crowded then (`spreading`). The member that is too many is dropped when the new copy is there.
+  After a move that failed none is tried for REST_MS, so a host without room is not asked again and again.
+* The copy of a leaving host counts as long as there are too few others: it is dropped when `copies` others are alive,
+  so a leaving host never lowers the number of copies. The copy of a removed host is dropped as soon as every other live
+  host has the chunk, or the tier has it and no copy can be made now.
 
-Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
-unavailable, and its records stay in the log's offsets.
+If no member is alive, a candidate may still have the chunk: candidates are asked. If no candidate has it, the chunk is
+reported as unavailable, and its records keep their offsets in the log.
 
-Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
-go is Peace's to say (`Placing`).
+Costs: two swaps for a copy, a write and a sync for each piece. The target asks for pieces, at its own pace. Peace
+decides where copies go (`Placing`).
 
-Sources: SGuard, section 2 (chunks that lack replicas get new ones); HDFS's re-replication; Apache BookKeeper's
+Sources: SGuard, section 2 (chunks that lack replicas get new replicas); HDFS's re-replication; Apache BookKeeper's
 auto-recovery, which changes the ledger's metadata after the copy.
 """
 
@@ -133,6 +134,8 @@ class Repair:
         self._job: Job | None = None
         self._since_ms = 0
         self._sent_ms = 0
+        self._is_last_order = False
+        """The target's time was over when the last order was sent."""
         self._bad: dict[tuple[int, Member], int] = {}
         """Targets and sources that failed, by chunk, until when they are not asked again."""
         self._rest_until_ms: int | None = None
@@ -157,11 +160,16 @@ class Repair:
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members before `wake_ms`."""
         is_known = self._is_waiting or self._seen == (revision, live, self.placing)
-        return self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        is_idle = self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        return is_idle or self.state is RepairState.COPYING
 
     @property
     def wake_ms(self) -> int | None:
-        """When a target or a source that failed may be asked again; None if none has failed."""
+        """When the order of a copy is repeated, or its target given up; or when a target or a source that failed may be
+        asked again. None: nothing is due by time alone.
+        """
+        if self.state is RepairState.COPYING:
+            return self._sent_ms + self._resend_ms
         rest = () if self._rest_until_ms is None else (self._rest_until_ms,)
         return min((*self._bad.values(), *rest), default=None)
 
@@ -184,12 +192,13 @@ class Repair:
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
-        if self.state is RepairState.COPYING and self._job is not None:
-            if now_ms - self._since_ms > self._timeout_ms:
-                self._give_up(self._job.target, now_ms)
-            elif now_ms - self._sent_ms >= self._resend_ms:
+        is_copying = self.state is RepairState.COPYING
+        if is_copying and self._job is not None and now_ms - self._sent_ms >= self._resend_ms:
+            if not self._is_last_order:
+                self._is_last_order = now_ms - self._since_ms > self._timeout_ms
                 self._job = self._job._replace(revision=self._job.revision or revision)
                 return self._ask(self._job, registration, now_ms)
+            self._give_up(self._job.target, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
         self._forget_old_failures(now_ms)
@@ -212,7 +221,7 @@ class Repair:
             if isinstance(message, CopyDone):
                 self._step(RepairEvent.DONE)
             else:
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 self._sent_ms = now_ms - self._resend_ms + self._timeout_ms // ORDERS_PER_TIMEOUT
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
@@ -220,7 +229,7 @@ class Repair:
     def registered(self, now_ms: int) -> None:
         """The swap that the last step asked for is done."""
         self._step(RepairEvent.REGISTERED)
-        self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
+        self._since_ms, self._sent_ms, self._is_last_order = now_ms, now_ms - self._resend_ms, False
         if self.state is RepairState.IDLE and self._job is not None:
             self._job = None
             self._tokens.made(self._stream)
@@ -284,7 +293,7 @@ class Repair:
             if chunk.names(target):
                 self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 asked = self._ask(self._job, registration, now_ms)
                 return RepairStep((*effects, *asked.effects))
             self._step(RepairEvent.NAME)

@@ -1,28 +1,29 @@
-"""One host's replicas of chunks: takes appends in order, fences, serves reads and copies, forgets what is not listed.
+"""The replicas of chunks on a host. The module accepts appends in order, fences chunks, serves reads and copies, and
+removes replicas that registrations no longer list.
 
 Invariants:
-* An append is taken only if its epoch is at or above the stream's fence, and only directly behind what the replica has,
-  with the same checksum in front. So a replica's chunk is always a prefix of what the chunk's owner has sent.
-* `AppendDone` names only what is durable.
-* `FenceDone` is sent when the fence is durable and every append taken before it is; the length that it names is final.
-  A fence that was heard refuses appends at once, also before it is durable.
-* A chunk is cut, sealed or removed only by what a stream's registration says, never by a message from an owner: the
+* An append is accepted only if its epoch is at or above the stream's fence, and only directly after the end of the
+  replica, with the same checksum before it. So a replica is always a prefix of the bytes that the owner has sent.
+* `AppendDone` names only durable bytes.
+* `FenceDone` is sent when the fence and every append accepted before it are durable; the length that it names is final.
+  A received fence refuses appends at once, also before it is durable.
+* Only the registration of a stream causes a cut, a seal or a removal of a chunk, never a message from an owner. The
   registration of a sealed chunk never changes its end, so an old registration does no harm. A chunk that the
-  registration does not list is removed only if the registration's epoch is above the chunk's (it was listed before
-  anything was appended to it), and its revision not below the one that named the replica for a copy.
-* Entries are refused while the disk has no room for them, and the chunk stays as it is. Fences, cuts and removals are
-  carried out: they make room, or let others go on.
-* A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
-* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the
-  registration, which lets it go, and it is copied anew.
-* Readers see what is acknowledged: the acknowledged length while the chunk is open or the last one, and all of a sealed
-  chunk that another one follows.
+  registration does not list is removed only if the registration's epoch is above the chunk's epoch (a chunk is listed
+  before its first append), and if its revision is not below the revision that named the replica for a copy.
+* While the disk has no room, entries are refused and the chunk stays as it is. Fences, cuts and removals are carried
+  out: they make room, or let other hosts continue.
+* A failed write or sync is final for the chunk: its earlier durable bytes are served, nothing is added.
+* A replica with damage in durable bytes reports the damage, and never a shorter length. Its owner removes it from the
+  registration, then the replica is removed and copied again.
+* Readers see acknowledged bytes: up to the acknowledged length while the chunk is open or the last chunk, and all of a
+  sealed chunk that another chunk follows.
 
-Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; what arrives beyond that is dropped, and
-the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
+Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; further entries are dropped, and the
+owner sends them again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
 
 Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
-(messages that carry all that it takes to judge them).
+(messages that carry everything needed to judge them).
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ from logstore.replica.messages import (
     unknown_entries,
 )
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import Member, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
@@ -103,7 +104,8 @@ class Replica:
             if chunk.is_damaged:
                 self._fail(found, is_damaged=True)
         self._tokens = 0
-        self._stores: dict[int, tuple[DiskOperation, str]] = {}
+        self._stores: dict[int, tuple[DiskOperation, str, Prefix | None]] = {}
+        """Operations under way, who is answered, and, of a write, where its entries end."""
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
         self._unsynced_bytes = self._operations = 0
         self._begun: dict[str, None] = {}
@@ -143,6 +145,17 @@ class Replica:
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
         return bool(self._chunks.of_stream(stream))
+
+    def has_end_of(self, stream: str, open_chunk: ChunkRegistration) -> bool:
+        """Whether the last records of a stream are here: some of its open chunk, or all of the chunk in front of it."""
+        chunks = self._chunks.of_stream(stream)
+        own = chunks.get(open_chunk.epoch)
+        if own is not None and own.durable.length_bytes and own.state is not ReplicaState.FAILED:
+            return True
+        return any(
+            chunk.state is ReplicaState.SEALED and chunk.durable.next_offset == open_chunk.base_offset
+            for chunk in chunks.values()
+        )
 
     def has_anything_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here, or a fence."""
@@ -205,7 +218,7 @@ class Replica:
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
         chunk.end = end_after(chunk.end, entries)
-        return [*forward, self._store(operation, message.owner)]
+        return [*forward, self._store(operation, message.owner, chunk.end)]
 
     def _refusal(self, message: Append) -> Refused | None:
         """Why an append is not taken, whatever it holds; None if it may be."""
@@ -292,14 +305,14 @@ class Replica:
 
     # ---- the disk
 
-    def _store(self, operation: DiskOperation, asker: str) -> StoreDurably:
+    def _store(self, operation: DiskOperation, asker: str, end: Prefix | None = None) -> StoreDurably:
         self._tokens += 1
-        self._stores[self._tokens] = (operation, asker)
+        self._stores[self._tokens] = (operation, asker, end)
         return StoreDurably(self._tokens, operation)
 
     def stored(self, token: int) -> list[Effect]:
         """An operation is done and durable."""
-        operation, asker = self._stores.pop(token)
+        operation, asker, end = self._stores.pop(token)
         self._operations += 1
         if isinstance(operation, RemoveFence):
             self._fences.pop(operation.stream, None)
@@ -312,7 +325,7 @@ class Replica:
             return [effect for chunk in fenced for effect in self._fence_answers(chunk)]
         chunk = self._replica(operation.stream, operation.epoch)
         if isinstance(operation, WriteEntries):
-            return self._written(chunk, operation, asker)
+            return self._written(chunk, operation, asker, end or end_after(operation.at, operation.entries))
         if isinstance(operation, RemoveChunk):
             self._chunks.drop(chunk)
             return []
@@ -324,7 +337,7 @@ class Replica:
         """An operation failed: the chunk, or the fence, is as it was durable before. `is_damaged`: a cut has found that
         the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
         """
-        operation, asker = self._stores.pop(token)
+        operation, asker, _ = self._stores.pop(token)
         if isinstance(operation, RemoveFence):
             return []  # it is tried again
         if isinstance(operation, WriteFence):
@@ -338,11 +351,11 @@ class Replica:
         refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
         return [refused, *self._fence_answers(chunk)]
 
-    def _written(self, chunk: ReplicaChunk, operation: WriteEntries, owner: str) -> list[Effect]:
+    def _written(self, chunk: ReplicaChunk, operation: WriteEntries, owner: str, end: Prefix) -> list[Effect]:
         self._forget_unsynced(operation)
         if chunk.state is ReplicaState.FAILED:
             return []  # an earlier write failed: what lies behind a hole counts for nothing
-        chunk.durable = end_after(operation.at, operation.entries)
+        chunk.durable = end
         if chunk.state is ReplicaState.REMOVING:
             return []
         if chunk.copy is not None:
@@ -482,7 +495,7 @@ class Replica:
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding)
         chunk.end = end
-        return [self._store(operation, chunk.copy.owner)]
+        return [self._store(operation, chunk.copy.owner, end)]
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""

@@ -1,4 +1,4 @@
-"""Registrations in a metadata store: performs what `register` asks for. It waits for the store, and does nothing else.
+"""Registrations in a metadata store: carries out the requests of `register`, and waits for the store.
 
 A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID/PARTITION` and each sealed chunk at
 `chunks/TOPIC-ID/PARTITION/BASE-OFFSET`. docs/format.md has the bytes.
@@ -6,17 +6,19 @@ A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID
 Invariants:
 * A swap is one transaction on the condition that the head is as it was read. It writes the head always and the chunks'
   entries that change, at most MAX_CHANGED_CHUNKS; a swap that changes more is refused before anything is written.
-* So the head's revision stands for all entries: chunks' entries that were read beside a head, in one page or in several
-  with the same head, belong to it. A reader that finds two heads reads again; one that finds entries that do not match
-  their head raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
-* A swap whose answer was lost is sent again with the same condition, so it is made at most once. Whether it was made is
-  told by the whole registration, not by the head: a copy that is named changes only a chunk's entry.
-* Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a stream never has two at one
-  revision.
-* What concerns several streams may be one call (`swap_together`, `read_unchanged`, `read_changed`). Each swap in such a
-  transaction has its own condition, and what it leaves open is settled as if it had been sent alone. A transaction
-  whose answer was lost may be made later; then every condition in it still holds, so it makes no swap in a stream that
-  has gone on.
+* So the head's revision covers all entries: entries of chunks that were read together with a head, in one page or in
+  several pages with the same head, belong to that head. A reader that finds two heads reads again; entries that do not
+  match their head raise CorruptRegister. A damaged or missing entry never counts as a removed chunk.
+* A stream has no registration only if the store is still that of this cluster: hosts remove what they have of streams
+  that are gone. A store that was emptied, or is another one, raises MetadataDamaged.
+* A swap whose answer was lost is sent again with the same condition, so it takes effect at most once. The whole
+  registration shows whether it took effect, not the head: naming a copy changes only a chunk's entry.
+* Registrations are cached by revision, up to KEPT_CHUNKS, so that a swap needs no read. A stream never has two
+  registrations with the same revision.
+* Requests for several streams can be one call (`swap_together`, `read_unchanged`, `read_changed`). Each swap in such a
+  transaction has its own condition, and an unknown outcome is settled as for a single swap. A transaction whose answer
+  was lost may take effect later, but only if every condition in it still holds, so it never swaps in a stream that has
+  changed.
 """
 
 import re
@@ -40,7 +42,7 @@ from logstore.base.metadata.interface import (
     Transaction,
     WantedPage,
 )
-from logstore.base.metadata.schema import CHUNKS, STREAMS
+from logstore.base.metadata.schema import CHUNKS, CLUSTER_KEY, STREAMS, check_cluster
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
@@ -110,14 +112,23 @@ class StoredRegistrations:
     Methods raise what `MetadataStore`'s do; CorruptRegister and UnknownFormatVersion with the stream's name.
     """
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, cluster_id: str = "") -> None:
+        """`cluster_id`: whose the store must be where it lacks a registration; empty: whosever it is."""
         self._store = store
+        self._cluster_id = cluster_id
         self._kept: dict[str, RegistrationRead] = {}
         self._kept_chunks = 0
 
     def known(self, stream: str) -> RegistrationRead | None:
         """The newest registration of a stream that this object has seen and kept; it may be old."""
         return self._kept.get(stream)
+
+    def check_cluster(self, found: Entry | None) -> None:
+        """Take the entry of CLUSTER_KEY, or None. Raises MetadataDamaged if the store is not this cluster's: then
+        nothing is known to be gone.
+        """
+        if self._cluster_id:
+            check_cluster(found, self._cluster_id)
 
     def keep_newest(self, read: RegistrationRead) -> RegistrationRead:
         """Keep what was read of a stream otherwise, unless something newer is kept; returns the newer one."""
@@ -156,7 +167,10 @@ class StoredRegistrations:
             if entries is None:
                 continue  # the head has changed between two pages
             if known is None:
-                return self._keep(_decoded(stream, revision, entries))
+                read = _decoded(stream, revision, entries)
+                if read.registration is None and self._cluster_id:
+                    self.check_cluster((await self._store.get(CLUSTER_KEY)).entry)
+                return self._keep(read)
             if revision == known.revision:
                 return known
             found = _changed(known, revision, entries) if revision > known.revision else None

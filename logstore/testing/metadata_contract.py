@@ -1,8 +1,8 @@
 """The contract of `MetadataStore` for every implementation: `check_metadata_store` raises AssertionError if one breaks
 it.
 
-Invariants: each check starts from an empty map. What happens while a store is away, and to its disk, is not part of the
-contract: each implementation has tests of its own for that. Nothing waits for longer than PATIENCE_S.
+Invariants: each check starts from an empty map. Times when a store is away, and faults of its disk, are not part of the
+contract: each implementation has its own tests for them. No check waits for longer than PATIENCE_S.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

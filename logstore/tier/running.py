@@ -11,7 +11,7 @@ from random import SystemRandom
 import trio
 
 from logstore.base.events import Report, ignore
-from logstore.base.secret_files import SecretFile
+from logstore.base.secret_files import SecretFile, fits_a_header
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
 from logstore.tier.hdfs import HdfsObjects, HdfsSettings
@@ -79,6 +79,9 @@ def _followed(path: str, report: Report, setting: str) -> SecretFile:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the token cannot be read: {error}") from error
+    if not fits_a_header(token):
+        raise ConfigError(f"{path}: a token is one line of visible ASCII characters")
+    return token

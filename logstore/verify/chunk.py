@@ -1,11 +1,11 @@
-"""One chunk: every batch of it, its append groups, and whether its index agrees.
+"""Checks a chunk: every batch, the append groups, and the index.
 
-A batch counts as intact by the same rules as in recovery: its checksum, its base offset, the leader epoch. What is not
-intact is damage if it was proven durable: a later chunk exists, a valid index block covers it, or more bytes follow
-than one write can have. Behind damage the check goes on at the next intact batch.
+A batch is intact by the same rules as in recovery: checksum, base offset, leader epoch. A batch that is not intact is
+damage if it was proven durable: a later chunk exists, a valid index block covers the batch, or more bytes follow than
+one write can have. After damage the check continues at the next intact batch.
 
-Invariants: each byte is read once, but around damage; memory is bounded by a window, and around damage, and for a
-control batch, by one batch.
+Invariants: each byte is read once, except near damage. Memory is bounded by a window, and near damage and for a control
+batch also by one batch.
 """
 
 import struct

@@ -48,16 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", type=Path, required=True, metavar="FILE", help="topology file; changes to it are followed"
     )
-    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="directory of its state")
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="directory for the state")
     parser.add_argument(
-        "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it listens (default %(default)s)"
+        "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="address to listen on (default %(default)s)"
     )
     parser.add_argument(
         "--planner", choices=sorted(PLANNERS), help="planner (default: repaired on trees of switches, else paper)"
     )
     parser.add_argument(
-        "--mode", choices=[str(mode) for mode in Mode], default=str(scheduling.mode), help="default %(default)s"
-    )
+        "--mode", choices=[str(mode) for mode in Mode], default=str(scheduling.mode),
+        help="when chunks start: continuous: each as soon as its path is free; timesteps: together, as in the paper "
+        "(default %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--finish-fraction", type=float, default=scheduling.finish_fraction, metavar="F",
         help="the next timestep starts when this fraction of the chunks is done (default %(default)s)",
@@ -76,7 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--remember-ms", defaults.remember_ms, "how long finished requests can be queried"),
         ("--max-remembered", defaults.max_remembered, "maximum number of finished requests kept"),
         ("--max-connections", http.max_connections, "maximum connections"),
-        ("--max-connections-per-address", http.max_connections_per_address, "maximum from one address, but loopback"),
+        (
+            "--max-connections-per-address",
+            http.max_connections_per_address,
+            "maximum connections from one address; loopback addresses are exempt",
+        ),
     ):
         parser.add_argument(name, type=_count, default=default, metavar="N", help=f"{says} (default {default})")
     parser.add_argument(

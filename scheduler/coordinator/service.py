@@ -1,4 +1,4 @@
-"""The coordinator: joins the online scheduler, the hosts' keep-alives, the writers' events and the stored state.
+"""The coordinator: combines the online scheduler, the hosts' keep-alives, the writers' events and the stored state.
 
 Invariants:
 * Every change of the plan goes through `_commit`: it is recorded first; writers are notified when it is durable.
@@ -7,8 +7,8 @@ Invariants:
 * After an error in the middle of an event nothing changes (503) until the plan is rebuilt from the store.
 * A chunk holds capacity for a bounded time, whatever its writer does; only actions of the writer keep a request alive.
 * The scheduler's time never goes back, not even over restarts.
-* Gathered events are planned when they are due; while the store fails, at the first tick after that. They are in no
-  record: a restart, and a rebuilt plan, plan all waiting chunks.
+* Gathered events are planned when they are due; if the store fails then, at the first tick after it works again.
+  Records do not contain gathered events: a restart, and a rebuilt plan, plan all waiting chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence

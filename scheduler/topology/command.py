@@ -43,7 +43,9 @@ def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="topology file: TOML, or JSON if the name ends in .json")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="topology file: TOML, or JSON if the name ends in .json"
+    )
 
 
 def run_draw(arguments: argparse.Namespace) -> int:

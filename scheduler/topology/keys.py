@@ -1,7 +1,7 @@
 """The keys of a network's description: one table for the reader, its errors and the documentation.
 
-Invariants: a key's name is unique in its section; `scheduler.topology.description` reads every key of every section; a
-key's kind alone decides which values are valid, so that the same mistake gives the same message everywhere.
+Invariants: a key's name is unique in its section. `scheduler.topology.description` reads every key of every section.
+The kind of a key decides which values are valid, so the same mistake gives the same message everywhere.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,9 +16,9 @@ from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 T = TypeVar("T")
 
 MAX_CAPACITY: Final = 1 << 20
-"""Chunks per timestep; planners keep what is left in 32 bits, and sums of it must fit too."""
+"""Chunks per timestep. Planners store free capacities and their sums in 32 bits."""
 MAX_COUNT: Final = 100_000
-"""Servers that one entry may stand for."""
+"""The maximum number of servers of an entry."""
 MAX_NAME_CHARACTERS: Final = 255
 
 
@@ -43,64 +43,76 @@ class Key(NamedTuple):
 
 
 TOP: Final = (
-    Key("name", ValueKind.TEXT, "what the network is called (default: the file's name)"),
+    Key("name", ValueKind.TEXT, "the name of the network (default: the name of the file)"),
     Key("chunk", ValueKind.SIZE, "size of a chunk (default: 64 MiB)"),
     Key(
         "timestep",
         ValueKind.DURATION,
-        "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)",
+        "the duration of a timestep (default: chunk ÷ the slowest `disk_rate` or `link_rate`)",
     ),
 )
 DEFAULTS: Final = (
-    Key("send", ValueKind.CAPACITY, "`send` of servers that do not give it"),
-    Key("receive", ValueKind.CAPACITY, "`receive` of servers that do not give it"),
-    Key("disk", ValueKind.CAPACITY, "`disk` of servers that do not give it"),
-    Key("link_rate", ValueKind.RATE, "`link_rate` of servers that do not give it"),
-    Key("disk_rate", ValueKind.RATE, "`disk_rate` of servers that do not give it"),
-    Key("up", ValueKind.CAPACITY, "`up` of switches that do not give it"),
-    Key("down", ValueKind.CAPACITY, "`down` of switches that do not give it"),
-    Key("up_rate", ValueKind.RATE, "`up_rate` of switches that do not give it"),
-    Key("down_rate", ValueKind.RATE, "`down_rate` of switches that do not give it"),
+    Key("send", ValueKind.CAPACITY, "the default of `send` of servers"),
+    Key("receive", ValueKind.CAPACITY, "the default of `receive` of servers"),
+    Key("disk", ValueKind.CAPACITY, "the default of `disk` of servers"),
+    Key("link_rate", ValueKind.RATE, "the default of `link_rate` of servers"),
+    Key("disk_rate", ValueKind.RATE, "the default of `disk_rate` of servers"),
+    Key("up", ValueKind.CAPACITY, "the default of `up` of switches"),
+    Key("down", ValueKind.CAPACITY, "the default of `down` of switches"),
+    Key("up_rate", ValueKind.RATE, "the default of `up_rate` of switches"),
+    Key("down_rate", ValueKind.RATE, "the default of `down_rate` of switches"),
 )
 SWITCH: Final = (
-    Key("name", ValueKind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
-    Key("count", ValueKind.NUMBER, "how many switches, equal but for their number (default: 1)"),
-    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("parent", ValueKind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
-    Key("capacity", ValueKind.CAPACITY, "chunks per timestep between it and its parent, each way"),
-    Key("rate", ValueKind.RATE, "physical rate between it and its parent, each way"),
-    Key("up", ValueKind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
-    Key("down", ValueKind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
-    Key("up_rate", ValueKind.RATE, "physical rate to its parent (before `rate`)"),
-    Key("down_rate", ValueKind.RATE, "physical rate from its parent (before `rate`)"),
+    Key(
+        "name",
+        ValueKind.TEXT,
+        "the name of the switch; a rack is a switch to which servers are connected; with `count`, contains `{n}`",
+    ),
+    Key("count", ValueKind.NUMBER, "the number of switches that differ only in their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the first number, with `count` (default: 1)"),
+    Key(
+        "parent",
+        ValueKind.TEXT,
+        "the next higher switch; omitted for the topmost switch, and for a switch with `[[link]]` entries",
+    ),
+    Key("capacity", ValueKind.CAPACITY, "chunks per timestep between the switch and its parent, in each direction"),
+    Key("rate", ValueKind.RATE, "physical rate between the switch and its parent, in each direction"),
+    Key("up", ValueKind.CAPACITY, "chunks per timestep to the parent (takes precedence over `capacity`)"),
+    Key("down", ValueKind.CAPACITY, "chunks per timestep from the parent (takes precedence over `capacity`)"),
+    Key("up_rate", ValueKind.RATE, "physical rate to the parent (takes precedence over `rate`)"),
+    Key("down_rate", ValueKind.RATE, "physical rate from the parent (takes precedence over `rate`)"),
 )
 LINK: Final = (
-    Key("from", ValueKind.TEXT, "the switch where it starts"),
-    Key("to", ValueKind.TEXT, "the switch where it ends"),
+    Key("from", ValueKind.TEXT, "the switch at which the link starts"),
+    Key("to", ValueKind.TEXT, "the switch at which the link ends"),
     Key("capacity", ValueKind.CAPACITY, "chunks per timestep"),
     Key("rate", ValueKind.RATE, "physical rate"),
-    Key("both_ways", ValueKind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
-    Key("cost", ValueKind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
+    Key(
+        "both_ways",
+        ValueKind.FLAG,
+        "`true`: also a link in the opposite direction, with the same values (default: `false`)",
+    ),
+    Key("cost", ValueKind.CAPACITY, "the cost of the link; planners take the path with the lowest cost (default: 1)"),
 )
 SERVER: Final = (
     Key(
-        "name", ValueKind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"
+        "name",
+        ValueKind.TEXT,
+        "the name; `{n}` is the server's number in its rack (`{n:03}`: padded), `{rack}` the rack's name",
     ),
-    Key(
-        "rack", ValueKind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"
-    ),
-    Key("count", ValueKind.NUMBER, "how many servers in a rack, equal but for their number (default: 1)"),
-    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("send", ValueKind.CAPACITY, "chunks per timestep that it sends"),
-    Key("receive", ValueKind.CAPACITY, "chunks per timestep that it receives"),
-    Key("disk", ValueKind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
+    Key("rack", ValueKind.TEXT, "the switch of the server; a name with `*` stands for every switch whose name matches"),
+    Key("count", ValueKind.NUMBER, "the number of servers in a rack that differ only in their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the first number, with `count` (default: 1)"),
+    Key("send", ValueKind.CAPACITY, "chunks per timestep that the server sends"),
+    Key("receive", ValueKind.CAPACITY, "chunks per timestep that the server receives"),
+    Key("disk", ValueKind.CAPACITY, "chunks per timestep that its disk writes (default: the value of `receive`)"),
     Key(
         "address",
         ValueKind.TEXT,
-        "how others reach it: a host name or an IP address; `{m}` is the number of the rack among those that fit",
+        "a host name or an IP address for other hosts; `{m}` is the number of the rack among the matching racks",
     ),
-    Key("link_rate", ValueKind.RATE, "physical rate of its network link, each way"),
-    Key("disk_rate", ValueKind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
+    Key("link_rate", ValueKind.RATE, "physical rate of the server's network link, in each direction"),
+    Key("disk_rate", ValueKind.RATE, "the rate of each writer on the disk while the number of writers is `disk`"),
 )
 SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
     "top level": TOP,
@@ -110,13 +122,13 @@ SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
     "[[server]]": SERVER,
 }
 TABLES: Final = ("defaults", "switch", "link", "server")
-"""The sections' own keys at the top level."""
+"""The keys of the sections at the top level."""
 
 
 class DescribedEntry:
-    """One table of a description: its values by name, read and checked one at a time.
+    """A table of a description: its values by name, which are read and checked one at a time.
 
-    `where` names file and entry, and opens every message. Raises TopologyError.
+    `where` names the file and the entry, and is the beginning of every message. Raises TopologyError.
     """
 
     def __init__(self, where: str, values: Mapping[str, object], keys: Collection[Key], also: Collection[str] = ()):
@@ -129,49 +141,49 @@ class DescribedEntry:
         self._kinds = kinds
 
     def fail(self, name: str, problem: str) -> TopologyError:
-        """The error for a value of this entry: where, key, value, what is wrong with it."""
+        """The error for a value of this entry: place, key, value and problem."""
         return TopologyError(f"{self.where}: {name}={self.values.get(name)!r} {problem}")
 
     def text(self, name: str) -> str | None:
-        """A name: not empty, printable, without space around it, at most 255 characters; None if it is not given."""
+        """A name: 1 to 255 printable characters, without leading or trailing spaces; None if the key is missing."""
         text: str | None = self._checked(name, String(MAX_NAME_CHARACTERS))
         if text is not None and (text != text.strip() or not text.isprintable()):
             raise self.fail(name, "must have printable characters and no space around them")
         return text
 
     def required(self, name: str) -> str:
-        """A text that must be given."""
+        """A required text."""
         value = self.text(name)
         if value is None:
             raise TopologyError(f"{self.where}: {name} is missing")
         return value
 
     def number(self, name: str, *, most: int = MAX_CAPACITY) -> int | None:
-        """A whole number, from 0; None if it is not given."""
+        """A whole number of 0 or more; None if the key is missing."""
         number: int | None = self._checked(name, Integer(0, most))
         return number
 
     def flag(self, name: str) -> bool:
-        """True or false; false if it is not given."""
+        """True or false; false if the key is missing."""
         return bool(self._checked(name, Boolean()))
 
     def _checked(self, name: str, kind: Type) -> Any:
-        """A value of a type; None if it is not given."""
+        """A value of a type; None if the key is missing."""
         try:
             return Optional(kind).check(self.values.get(name), name)
         except FieldError as error:
             raise TopologyError(f"{self.where}: {error}") from None
 
     def size(self, name: str) -> int | None:
-        """A size in bytes; None if it is not given."""
+        """A size in bytes; None if the key is missing."""
         return self._quantity(name, parse_size)
 
     def rate(self, name: str) -> float | None:
-        """A rate in bytes per second; None if it is not given."""
+        """A rate in bytes per second; None if the key is missing."""
         return self._quantity(name, parse_rate)
 
     def duration(self, name: str) -> float | None:
-        """A duration in seconds; None if it is not given."""
+        """A duration in seconds; None if the key is missing."""
         return self._quantity(name, parse_duration)
 
     def _quantity(self, name: str, parse: Callable[[object], T]) -> T | None:

@@ -1,4 +1,4 @@
-"""The control records that CEC writes into an output stream, and the positions that a driver adds to END.
+"""The control records that CEC writes to an output stream, and the positions that a driver adds to END.
 
 Invariants:
 * The control batches of an epoch follow its results: any number of footprints, any number of tombstones (TOMBSTONES in
@@ -6,8 +6,8 @@ Invariants:
 * State is columnar: one control batch carries many windows, as one Arrow record batch, packed where that is shorter.
 * Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
 * The same values give the same bytes.
-* What is read is checked whole: damage and wrong columns are CorruptBatch, a newer version UnknownFormatVersion, a type
-  that is not CEC's is None.
+* Records are checked completely when they are read: damage and wrong columns raise CorruptBatch, a newer version raises
+  UnknownFormatVersion. A record of a type that is not CEC's is None.
 
 Source: CEC paper, section II.B (checkpoint types, N) and section III (tuple header); docs/format.md, "State".
 """

@@ -72,7 +72,7 @@ class View(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides how many checks to take now."""
+    """Decides the number of checks of an epoch."""
 
     def checks(self, view: View) -> int:
         """The number of the oldest windows to write: from 0 to the number of candidates."""
@@ -91,20 +91,20 @@ class NoChecks:
         return 0
 
     def took(self, checks: int, ms: float) -> None:
-        """Nothing to learn."""
+        """No cost is measured."""
 
 
 class Targets:
-    """If q > `q_limit` or u > `u_limit`: checks from the oldest on, until both hold again.
+    """If q > `q_limit` or u > `u_limit`: checks of the oldest windows, until q and u are within their limits.
 
-    * The fewest checks that reach both targets are taken.
-    * An extent has at least N records. A lower `q_limit` counts as N, since a lower target would write every window
+    * The policy takes the smallest number of checks that reaches both targets.
+    * An extent has at least N records. A lower `q_limit` counts as N, because a lower target would write every window
       again and again ("unnecessary overhead", CEC paper, section IV.B).
-    * Where q cannot be brought to its limit, as many checks as bring it lowest; none if none lowers it. But when q has
-      grown to twice the limit, and a block of equally old windows is longer than the list of candidates, the whole
-      list is taken: a block of that length is crossed step by step, once per N records at most.
-    * Neither limit counts as less than `per_window` times N. To hold u ≤ U costs N / U checks for every input record,
-      and to hold q near N costs no fewer.
+    * If q cannot reach its limit, the policy takes the number of checks with the lowest q, or no check if no number
+      lowers q. If q has grown to twice the limit, and a block of equally old windows is longer than the list of
+      candidates, the policy takes the whole list: it works through such a block in steps, at most once per N records.
+    * Both limits count as at least `per_window` times N. To hold u ≤ U costs N / U checks for every input record, and
+      to hold q near N costs at least as many.
     """
 
     def __init__(self, q_limit: int = UNLIMITED, u_limit: int = UNLIMITED, per_window: int = 0) -> None:
@@ -139,12 +139,12 @@ class Targets:
 
 
 def bounded() -> Policy:
-    """Targets for about a second of recovery: what a runner uses unless told otherwise.
+    """Targets for a recovery of about one second, the default of a runner.
 
-    The second holds where each window gives one result when it closes: q counts results, and a recovery reads a
-    tombstone for each of them. With more than DEFAULT_Q / PER_WINDOW open windows, q and u grow with the number of open
-    windows, and a recovery takes longer: the number of checks falls sharply only where Q is above twice the number of
-    open windows (CEC paper, section IV.B).
+    The recovery takes one second if each window gives one result when it closes: q counts results, and a recovery reads
+    a tombstone for each result. With more than DEFAULT_Q / PER_WINDOW open windows, q and u grow with the number of
+    open windows, and a recovery takes longer: the number of checks falls sharply only if Q is more than twice the
+    number of open windows (CEC paper, section IV.B).
     """
     return Targets(DEFAULT_Q, DEFAULT_U, PER_WINDOW)
 
@@ -152,9 +152,9 @@ def bounded() -> Policy:
 class Budget:
     """At most `ci_ms` of every `cp_ms` for the checks of another policy (CEC paper, section III).
 
-    The number of checks that fit is computed from the cost of earlier checks, at first from `footprint_ms`. Time not
-    used in a period is lost; time that is overdrawn, because checks cost more than computed, is taken from the next
-    periods. One check fits into every period without a debt, whatever it costs; otherwise no window might ever be
+    The policy computes the number of checks that fit from the cost of earlier checks, at first from `footprint_ms`.
+    Unused time of a period is lost. Time that checks take beyond the budget is subtracted from the next periods. A
+    period without such a debt always has room for one check, whatever its cost; otherwise a window might never be
     checked.
     """
 
@@ -215,25 +215,25 @@ class Costs(NamedTuple):
 
 
 class CostBenefit:
-    """Checks as long as they save more than they cost (CEC paper, section III.A, which leaves the policy open).
+    """Takes checks that save more than they cost (CEC paper, section III.A, which leaves the policy open).
 
     A failure costs `tuple_s` x q to reconstruct and `record_s` x u to replay. k checks of the oldest windows bring q
     and u down to q_k and u_k, where q_k counts the k new records too; they save
 
         S_k = tuple_s x (q - q_k) + record_s x (u - u_k)
 
-    seconds *if* a failure comes, and cost C_k = k x (footprint_s + footprint_bytes x byte_s) for certain. Failures come
-    once in `mtbf_s`. How long would the saving last? A window is checked every t seconds, say; meanwhile what a failure
-    costs grows evenly from 0 to S, so a check costs C / t and leaves S / 2 at risk, a second: C / t + S / (2 mtbf_s)
-    with S = g t is least where
+    seconds *if* a failure comes, and always cost C_k = k x (footprint_s + footprint_bytes x byte_s). The mean time
+    between failures is `mtbf_s`. If a window is checked every t seconds, the cost of a failure grows evenly from 0 to S
+    between two checks. Per second, a check then costs C / t, and a failure costs S / (2 mtbf_s) on average. With
+    S = g t, the sum is smallest where
 
         S x t / (2 mtbf_s) = C
 
-    (Young's interval). So a check is due when S_k x t / (2 mtbf_s) outweighs C_k, where t is the age of the oldest
-    footprint: u records at the rate at which they come, which is taken from the views themselves. Of all k the one
-    with the largest difference is taken. All N windows at once, after which N records are to be read, are weighed too:
-    where the list of candidates ends within a block of equally old windows, no k in it saves anything although the
-    whole block would; then the list is taken as its first part.
+    (Young's interval). So checks are due if S_k x t / (2 mtbf_s) exceeds C_k, where t is the age of the oldest
+    footprint: u records at their rate, which the policy computes from the views. The policy takes the k with the
+    largest difference. It also considers all N windows at once, after which a recovery reads N records: if the list of
+    candidates ends within a block of equally old windows, no k within the list saves anything although the whole block
+    does; then the policy takes the list as the first part of the block.
     """
 
     def __init__(self, costs: Costs, mtbf_s: float, *, records_per_s: float | None = None) -> None:

@@ -1,14 +1,14 @@
-"""The checkpoint manager: takes one unit through the five steps of a checkpoint.
+"""The checkpoint manager: carries out the five steps of a unit's checkpoint.
 
-    note the positions and freeze -> write in parallel, as Peace says -> seal -> register -> acknowledge
+    note the positions and freeze -> write in parallel, as Peace plans -> seal -> register -> acknowledge
 
 Invariants:
-* A checkpoint that fails costs itself: its pages are released, its request to Peace is cancelled, its files are
-  removed, the one before stays, and nothing of this is raised to the operator.
-* While Peace tells to wait, nothing is frozen. At the go the state is frozen anew; if its pages do not fit the granted
-  number of chunks, the request is cancelled and submitted anew, at most MAX_REQUESTS times.
-* A coordinator that is away, or refuses, costs the plan: the chunks are written without one, and a line says so.
-* An incremental checkpoint builds only on the last one that this manager completed and whose files are there.
+* A failed checkpoint has no further effect: its pages are released, its request to Peace is cancelled, its files are
+  removed, the previous checkpoint stays, and the operator gets no error.
+* While Peace lets the checkpoint wait, nothing is frozen. At the start event the state is frozen again; if its pages do
+  not fit the granted number of chunks, the request is cancelled and submitted again, at most MAX_REQUESTS times.
+* If the coordinator is away or refuses, the chunks are written without a plan, and a log line says so.
+* An incremental checkpoint builds only on the last checkpoint that this manager completed and whose files exist.
 * Old checkpoints are removed after a newer one is complete (`retention_rules`).
 
 Source: SGuard, sections 3 (checkpoint manager), 4.4 and 5.

@@ -41,9 +41,12 @@ MAX_LOGGED: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """`every_s`: a changed unit is checkpointed at least so often; `min_every_s`: not more often than that;
-    `min_state_bytes`: smaller state is never checkpointed, since its log alone is read as fast; `weight`: seconds of
-    writing that are given for one second of recovery, higher: more checkpoints.
+    """When checkpoints of a unit are written.
+
+    * `every_s`: the longest time in seconds between checkpoints of a changed unit.
+    * `min_every_s`: the shortest time in seconds between checkpoints.
+    * `min_state_bytes`: smaller state gets no checkpoint, because reading its log is as fast.
+    * `weight`: seconds of writing that one second of recovery is worth; a higher value gives more checkpoints.
     """
 
     every_s: float = 600.0

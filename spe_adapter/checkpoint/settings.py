@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
-from logstore.base.secret_files import SecretFile
+from logstore.base.secret_files import SecretFile, fits_a_header
 from scheduler.client import CoordinatorClient, CoordinatorError
 from scheduler.client.addresses import parse_addresses
 from scheduler.client.tls import client_tls
@@ -31,20 +31,25 @@ COORDINATOR_PATIENCE_S: Final = 20.0
 """How long a coordinator may be away before a checkpoint is written without a plan."""
 SINK_PATIENCE_S: Final = 30.0
 ANY_HOST: Final = "*"
-"""In place of a host: each host has the name that it gives itself."""
+"""A value for `host`: each host uses its own name."""
 _HDFS_PATH: Final = re.compile(r"(/[^/\\:]+)+")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """Where and when checkpoints of a unit are written.
+    """The place, the rate and the policy of the checkpoints of a unit.
 
-    `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (webhdfs:// means the same; the port is WebHDFS's);
-    `user`: HDFS's user; `plans`, `plans_token_file`: the NameNode's plan table; `coordinator`,
-    `coordinator_token_file`: Peace's coordinator, by one address or several with commas; `coordinator_ca_file`: the
-    authorities of its certificate, in place of the system's; `coordinator_certificate_file`: certificate and key that
-    it is shown, where it wants them; `host`: this host's name in its topology, ANY_HOST for the name that each host
-    gives itself; `replicas`: of each chunk; `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
+    * `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (or webhdfs://) with the port of WebHDFS.
+    * `user`: the HDFS user.
+    * `plans`, `plans_token_file`: the NameNode's plan table, and its token.
+    * `coordinator`, `coordinator_token_file`: Peace's coordinator, as one address or several addresses separated by
+      commas, and its token.
+    * `coordinator_ca_file`: the authorities of the coordinator's certificate, in place of the system's authorities.
+    * `coordinator_certificate_file`: certificate and key of the client, if the coordinator requires them.
+    * `host`: this host's name in the topology; ANY_HOST: each host uses its own name.
+    * `replicas`: the number of replicas of each chunk.
+    * `max_bytes_per_s`: the maximum rate of writing; 0: no maximum.
+    * `policy`: when checkpoints are written.
     """
 
     sink: str
@@ -75,7 +80,7 @@ class CheckpointSettings:
         return replace(self, host=name) if self.host == ANY_HOST else self
 
     def described(self) -> dict[str, Any]:
-        """The settings as JSON values; only what differs from the defaults."""
+        """The settings as JSON values, without settings that have their default."""
         values: dict[str, Any] = {}
         for entry in fields(self):
             value = getattr(self, entry.name)
@@ -190,6 +195,9 @@ def read_token(file: str) -> str | None:
 def _token(file: str) -> str:
     try:
         with open(file, encoding="ascii") as source:
-            return source.read(MAX_TOKEN_BYTES).strip()
+            token = source.read(MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointUrlRefused(f"token file {file!r}: {error}") from error
+    if not fits_a_header(token):
+        raise CheckpointUrlRefused(f"token file {file!r}: a token is one line of visible ASCII characters")
+    return token

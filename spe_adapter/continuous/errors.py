@@ -7,15 +7,15 @@ from logstore.errors import CairnError
 
 
 class FragmentRefused(CairnError):
-    """A fragment cannot run as described, or not on the topics and the state that exist."""
+    """A fragment cannot run as described, or cannot run on the existing topics and state."""
 
 
 class InputTrimmed(CairnError):
-    """Input that the query needs, to continue or to rebuild its state, has been trimmed."""
+    """Input that the query needs, to continue or to rebuild its state, was trimmed."""
 
 
 class WrongPartition(CairnError):
-    """A key is in a partition where the fragment's partitioner does not put it."""
+    """A key is in a partition to which the fragment's partitioner does not assign the key."""
 
 
 class ReplayDiverged(CairnError):

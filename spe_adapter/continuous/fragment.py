@@ -75,16 +75,17 @@ class EpochLimits:
 
 @dataclass(frozen=True)
 class Fragment:
-    """One stateful operator between topics.
+    """A stateful operator between topics.
 
     `query` names the state in the output stream: a fragment with the same name continues where the last runner of that
-    name ended. `key` names the operator's key columns; they become the record key of the results. `after` are steps on
-    the results, whose first columns are the key. `start` is where a new query begins to read. Without `checkpoints` the
-    target holds results only, and the query cannot continue after a crash; that serves to measure the cost of
-    checkpoints. `check_keys` refuses records in a partition where `partitioner` does not put their key: murmur2_random
-    is the default of the Java client, consistent_random (CRC-32) that of librdkafka, and so of confluent-kafka and
-    kcat. `allow_trimming` accepts a target with retention by age or size, which may lose the state of windows that stay
-    open longer. `allow_other_queries` lets a new query write after another query's state. Raises FragmentRefused.
+    name ended. `key` names the operator's key columns, which become the record key of the results. `after` are steps on
+    the results, whose first columns are the key. `start` is the position at which a new query begins to read. Without
+    `checkpoints` the target holds only results, and the query cannot continue after a crash; this serves to measure the
+    cost of checkpoints. `check_keys` refuses records in a partition to which `partitioner` does not assign their key:
+    murmur2_random is the default of the Java client, consistent_random (CRC-32) the default of librdkafka,
+    confluent-kafka and kcat. `allow_trimming` accepts a target with retention by age or size, which may lose the state
+    of windows that stay open longer. `allow_other_queries` lets a new query write after another query's state. Raises
+    FragmentRefused.
     """
 
     query: str

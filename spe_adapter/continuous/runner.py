@@ -46,7 +46,7 @@ from spe_adapter.errors import StateCleaned, StateTrimmed
 from spe_adapter.host import Host, ThisHost, new_seed
 
 READER_PREFIX: Final = "continuous/"
-"""Before the name of a query and partition, in the name of its registration as a reader."""
+"""The prefix of the name under which the runner of a partition is registered as a reader."""
 LIMIT_S: Final = 60.0
 """How long a runner repeats a request to a sidecar that does not answer."""
 
@@ -65,11 +65,11 @@ class Options:
     limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
     checkpoints: CheckpointSettings | None = None
-    """Where and when the state is written beside the log; None: only the log has the state."""
+    """The place and the time of checkpoints of the state; None: only the log has the state."""
     register: bool = True
-    """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
+    """Whether sources and target keep the records that a recovery reads, whatever their retention (`cairn readers`)."""
     state_history: StateHistory = "all"
-    """Which records of state the target keeps: "all" as long as the results, or what a "recovery" needs."""
+    """The records of state that the target keeps: "all", as long as results, or those that a "recovery" needs."""
     security: ClientSecurity = PLAINTEXT
     """TLS and the login of all connections to the sidecar."""
 
@@ -118,7 +118,7 @@ class Runner:
         self._stopping.set()
 
     def needed_offsets(self) -> dict[str, int]:
-        """Per source topic, the first offset of the partition that a recovery would read; records below it may be
+        """For each source topic, the first offset of the partition that a recovery would read; earlier records may be
         trimmed. Empty until recovery has finished.
         """
         return {} if self._loop is None else self._loop.needed_offsets()

@@ -28,12 +28,13 @@ _MIN_BLOCK_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class FromJson:
-    """A step from records whose values are JSON objects to columns: the record columns in `keep`, then those of
-    `schema`.
+    """A step that parses records whose values are JSON objects. The result has the record columns in `keep`, then the
+    columns of `schema`.
 
-    Members that `schema` does not name are left out; a missing member is null; timestamps are ISO 8601. A value that is
-    null, no JSON object, or of other types gives nulls in all columns of `schema`, as Spark's `from_json` does: one bad
-    record must not stop a stream for good. A `Filter` on a column that every good record has drops such rows.
+    The step ignores members that `schema` does not name. A missing member is null. Timestamps are ISO 8601. A value
+    that is null, is not a JSON object, or has other types gives null in all columns of `schema`, as in Spark's
+    `from_json`, so that a bad record does not stop the stream. A `Filter` on a column that every valid record has
+    removes such rows.
     """
 
     schema: pa.Schema
@@ -108,7 +109,7 @@ class _AsSide:
 def join_sources(left: TopicSource, right: TopicSource, key: Sequence[str]) -> tuple[TopicSource, TopicSource]:
     """The sources of a fragment whose operator is a `WindowJoin` on the key columns.
 
-    The struct of each side has the columns that the side's steps give. Raises FragmentRefused if a key column is
+    The struct of each side has the columns after the steps of that side. Raises FragmentRefused if a key column is
     missing or has different types.
     """
     empty = pa.RecordBatch.from_pylist([], schema=SCHEMA)

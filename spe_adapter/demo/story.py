@@ -109,7 +109,7 @@ class Story:
             appender.start()
             self._kill_on_schedule()
             self._wait(appender)
-            self.tell("computing what the results are to be", self._share)
+            self.tell("computing the expected results", self._share)
             expected = self._expected()
             self.tell("waiting for the last results", self._share)
             self._follow_until(expected)
@@ -322,7 +322,7 @@ def recovery_line(message: Mapping[str, Any]) -> str:
     if "checkpoint" in how:
         return (
             f"{message['windows']:,} windows: {how['checkpoint']} of {sum(how.values())} partitions loaded from "
-            f"checkpoints ({message['checkpoint_bytes'] / megabyte:.1f} MB) and the log behind them "
+            f"checkpoints ({message['checkpoint_bytes'] / megabyte:.1f} MB) and the log after them "
             f"({message['log_bytes'] / megabyte:.2f} MB)"
         )
     if "loaded" in how:

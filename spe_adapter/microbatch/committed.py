@@ -81,14 +81,17 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
 class EpochProgress:
     """The figures of an epoch.
 
-    Sums over the partitions: `windows` (N), `records`, `moved` (rows in the shuffle; fewer than `records` if rows were
-    combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. The largest value of a partition: `extent`
-    (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by the origin of their state; `started_ms`
-    is the start of the first task, by its host's clock. `checkpoint_epoch` is the epoch up to which each partition has
-    a complete checkpoint that the driver knows, None without; `checkpoint_bytes` (a sum) were read from checkpoints to
-    open state, `log_bytes` (a sum) from the log. `checkpoint_error` says of the first partition whose host cannot write
-    checkpoints, or whose last checkpoint failed, which it is, and why; empty without any. Before the first epoch of
-    this incarnation, fields that the log does not have are empty or 0.
+    * Sums over the partitions: `windows` (N), `records`, `moved` (rows in the shuffle; fewer than `records` if rows
+      were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`, `checkpoint_bytes` and `log_bytes`
+      (bytes that were read from checkpoints and from the log to open state).
+    * The largest value of a partition: `extent` (q), `load_seconds` and each of `task_seconds`.
+    * `how` counts partitions by the origin of their state. `started_ms` is the start of the first task, by the clock of
+      its host.
+    * `checkpoint_epoch`: the driver knows a complete checkpoint of every partition up to this epoch; None without.
+    * `checkpoint_error` names the first partition whose host cannot write checkpoints or whose last checkpoint failed,
+      with the reason; empty without such a partition.
+
+    Before the first epoch of this incarnation, fields that the log does not have are empty or 0.
     """
 
     batch: int

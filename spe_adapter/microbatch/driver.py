@@ -1,17 +1,17 @@
-"""The driver of a stateful query: plans each epoch, has Spark run its tasks, and commits it.
+"""The driver of a stateful query: plans each epoch, runs its tasks on Spark, and commits the epoch.
 
 Invariants:
 * The log is authoritative. At its first epoch a driver fences older incarnations and reads the last END. From then on
   the driver's own commits are what the log has, as no other incarnation can commit. When the answer to a commit is
   lost, the driver reads the log again.
-* A batch that is committed is dropped before any work, if it has the input that the log names. The same number with
-  other input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
-  before ended, by number and by offsets.
+* A committed batch is skipped before any work, if it has the input that the log names. The same number with another
+  input (a checkpoint that lost its newest batch) is refused. Batches have no gaps: each begins where the previous batch
+  ended, by number and by offsets.
 * A new query is refused in a topic of other queries, unless its options allow it.
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
-* An operator that follows the one in the log has its state written anew, in its columns, by its first epoch.
-* Epochs come one at a time: a lock is held from the plan to the commit.
+* If the operator follows the operator in the log, its first epoch writes the state again with the new columns.
+* Only one epoch runs at a time: the driver holds a lock from the plan to the commit.
 * The query is a registered reader of its output, so that retention keeps what a recovery of its state reads.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.

@@ -11,11 +11,11 @@ class BatchesMissing(CairnError):
 
 
 class TasksFailed(CairnError):
-    """Tasks of an epoch failed for good; the message ends with the error of the last one. Nothing was committed."""
+    """Tasks of an epoch failed repeatedly; the message ends with the error of the last task. Nothing was committed."""
 
 
 class StateNotForgotten(CairnError):
-    """The state of a stopped query is still in the memory of some hosts, which the message names. It does no harm."""
+    """The state of a stopped query is still in the memory of some hosts, which the message names. It is harmless."""
 
 
 class ResetRefused(CairnError):

@@ -8,8 +8,8 @@
 
 Invariants:
 * `start` refuses a wrong schema, key, operator, option or topic, and names the column or the option.
-* The streaming plan, with shuffle and tasks in it, is made once; an epoch's plan reaches the tasks as a local property.
-* A query object has the properties of Spark's own, and fails with its no-data trigger.
+* The streaming plan, with shuffle and tasks, is created once; an epoch's plan reaches the tasks as a local property.
+* A query object has the properties of Spark's query object, and fails if its no-data trigger fails.
 
 Source: docs/decisions/0010.
 """
@@ -87,11 +87,11 @@ def stateful_join(
     operator: WindowJoin,
     partitions: int | None = None,
 ) -> "Stateful":
-    """Define a query over the pairs of rows of two streaming data frames with equal keys and times that suit the
+    """Define a join of two streaming data frames: a query over pairs of rows with equal keys, and times that match the
     operator.
 
     `key` names columns that both frames have, with the same types. The results have the key columns, `left` and
-    `right`. Raises SchemaRefused for keys that differ; `start` raises the other errors.
+    `right`. Raises SchemaRefused if the types of the keys differ; `start` raises the other errors.
     """
     names = (key,) if isinstance(key, str) else tuple(key)
     return stateful(joined(left, right, names), key=names, operator=operator, partitions=partitions)
@@ -136,8 +136,8 @@ class Stateful:
         return self
 
     def initialState(self, frame: DataFrame | pa.Table) -> Self:  # noqa: N802 - Spark's name
-        """Give the operator (a StatefulOperator) rows of an initial state. They have the key's columns, and others that
-        `handle_initial` reads. They are taken once, in an epoch of their own before the query's first batch.
+        """Set an initial state for the operator, a StatefulOperator. The rows have the key columns and the columns that
+        `handle_initial` reads. The query processes them once, in a separate epoch before its first batch.
 
         Raises InvalidConfig or SchemaRefused.
         """
@@ -171,8 +171,8 @@ class Stateful:
         availableNow: bool | None = None,  # noqa: N803
         **options: object,
     ) -> "StatefulQuery":
-        """Start the query. Its results and its state go to `topic`, which is created if it is missing. Trigger and
-        options may be given here as well.
+        """Start the query. It writes its results and its state to `topic`, and creates the topic if it is missing. The
+        trigger and options can also be given here.
 
         Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, Unavailable if no sidecar answers
         within 30 s (or kafka.delivery.timeout.ms, if given), and the sidecar's errors.
@@ -366,7 +366,7 @@ class StatefulQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
-        """Whether the query runs, or closes the due windows at its end."""
+        """Whether the query runs, or closes due windows at its end."""
         return self._query.isActive or not self._no_data.join(0)
 
     @property
@@ -396,8 +396,8 @@ class StatefulQuery:
         return self._started.fixed.partitions
 
     def exception(self) -> BaseException | None:
-        """The error that ended the query, or None: the first error, not Spark's report of it (which `awaitTermination`
-        raises from this error). An error of a batch because of `stop` does not count.
+        """The error that ended the query, or None. This is the first error, not Spark's report of it, which
+        `awaitTermination` raises. Errors that `stop` causes in a batch do not count.
         """
         if self._started.stopping.is_set():
             return self._failed_before_stop
@@ -429,9 +429,10 @@ class StatefulQuery:
     def stop(self, *, forget_state: bool = False) -> None:
         """Stop the query.
 
-        Its state stays in the hosts' memory for a restart, until their sidecars remove it after long disuse.
-        `forget_state` removes it now, here and on all hosts with tasks of this incarnation; the log has all of it.
-        Raises StateNotForgotten, which names the hosts where that failed; the query has stopped nevertheless.
+        The state stays in the memory of the hosts for a restart, until their sidecars remove state that was unused for
+        long. `forget_state` removes the state now, on this host and on all hosts with tasks of this incarnation; the
+        log has all of it. Raises StateNotForgotten, which names the hosts where the removal failed; the query is
+        stopped nevertheless.
         """
         if not self._started.stopping.is_set():
             self._failed_before_stop = self.exception()

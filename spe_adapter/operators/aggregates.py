@@ -46,9 +46,9 @@ from spe_adapter.operators.windows import Counting, Session, Sliding, Window, wi
 from spe_adapter.state.evolution import Evolution
 
 WINDOW: Final = "window"
-"""The result column that says which event-time window it is."""
+"""The result column that has the event-time window."""
 SESSION: Final = "session_window"
-"""The result column that says which session it is."""
+"""The result column that has the session."""
 
 
 _Change = Callable[[str, Aggregation, list[Cells]], list[Cells]]
@@ -56,7 +56,7 @@ _Changed = Callable[[State, _Change], Emitted]
 
 
 class Aggregate(Operator):
-    """Several aggregates at once over one kind of window; the names given become the result columns."""
+    """Several aggregates over one kind of window; their keyword names become the result columns."""
 
     def __init__(self, window: Window, /, **aggregations: Aggregation) -> None:
         if not aggregations:
@@ -75,26 +75,26 @@ class Aggregate(Operator):
 
     @property
     def description(self) -> str:
-        """What is aggregated, over which windows."""
+        """The aggregates and the windows, as text."""
         what = ", ".join(f"{name}={function!r}" for name, function in self._aggregations.items())
         return f"{self._kind}{what})"
 
     @property
     def _kind(self) -> str:
-        """The description up to the aggregates: what the state's windows depend on."""
+        """The description without the aggregates: what the state's windows depend on."""
         return f"Aggregate({self._window.description}, "
 
     def follows(self, former: str) -> str | None:
-        """An Aggregate over the same windows, whose aggregates are here too or are declared as renamed or dropped."""
+        """Follows an Aggregate over the same windows whose aggregates are kept, or declared as renamed or dropped."""
         aggregates = {name: repr(function) for name, function in self._aggregations.items()}
         return aggregates_problem(former, self._kind, aggregates, self.evolution)
 
     def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
-        """Changes are declared by the names of aggregates; each stands for all columns of its state."""
+        """Changes are declared by the names of aggregates; a name covers all state columns of its aggregate."""
         return column_evolution(self.evolution, former, self.state_schema(schema))
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """Window (of event-time windows) and aggregates."""
+        """The window (of event-time windows), and the aggregates."""
         fields = [pa.field(name, one.result_type(schema)) for name, one in self._aggregations.items()]
         self._slots(schema)
         if isinstance(self._window, Sliding | Session):
@@ -103,21 +103,21 @@ class Aggregate(Operator):
         return pa.schema(fields)
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The state of the aggregates."""
+        """The state columns of the aggregates."""
         slots = [pa.field(name, slot.type) for name, slot in self._slots(schema)]
         if isinstance(self._window, Session):
             return sessions.state_schema(slots)
         return counting.state_schema(self._window, slots) if isinstance(self._window, Counting) else pa.schema(slots)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Those that are aggregated, and of sessions the time."""
+        """The aggregated columns, and the time column of sessions."""
         needed = {column for one in self._aggregations.values() for column in one.columns}
         if isinstance(self._window, Session):
             needed.add(self._window.time)
         return tuple(name for name in schema.names if name in needed)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
-        """By event time, or one window per key."""
+        """The windows of the rows by event time, or one window per key."""
         if isinstance(self._window, Sliding | Session) and times is not None:
             return self._window.assign(times)
         return super().assign(batch, times, sequence)
@@ -133,8 +133,9 @@ class Aggregate(Operator):
         return self._changed(state, lambda _, one, cells: one.fold(cells, rows.batch, rows.window))
 
     def combining(self, schema: pa.Schema) -> Combining | None:
-        """By window, but: which session, or window of a number of rows, a row is in is known only where all rows of its
-        key are; and where windows overlap, rows of one window are combined in several groups, so their order is lost.
+        """Combine rows by window, with two exceptions. The session or counting window of a row is only known at the
+        partition of the key, so such rows are not combined. If windows overlap, the rows of a window are combined in
+        several groups; their order is lost, so aggregates that depend on it are not combined.
         """
         if isinstance(self._window, Counting | Session):
             return None
@@ -146,7 +147,7 @@ class Aggregate(Operator):
         return _Combining(self._window, self._aggregations, self._slots(schema), self._changed)
 
     def _changed(self, state: State, change: _Change) -> Emitted:
-        """The state of each aggregate changed, and what that results in."""
+        """Store the changed state of each aggregate; returns results."""
         folded = {}
         for name, one in self._aggregations.items():
             slots = one.slots(state.schema)
@@ -191,7 +192,7 @@ class Aggregate(Operator):
 
 
 class _Combining(Combining):
-    """Rows become the state that their window would have if there were no others."""
+    """Combines rows into the state of their window as if the window had no other rows."""
 
     def __init__(
         self, window: Window, aggregations: Mapping[str, Aggregation], slots: list[tuple[str, Slot]], changed: _Changed
@@ -202,7 +203,7 @@ class _Combining(Combining):
         self.cells = pa.schema([pa.field(name, slot.type) for name, slot in slots])
 
     def fold(self, batch: pa.RecordBatch, groups: Int64s, count: int) -> list[pa.Array]:
-        """Fold into fresh cells."""
+        """Fold rows into new cells."""
         columns = []
         for one in self._aggregations.values():
             slots = one.slots(batch.schema)
@@ -211,11 +212,11 @@ class _Combining(Combining):
         return columns
 
     def placed(self, numbers: Int64s) -> Assignment | Overlapping:
-        """By event time, or one window per key."""
+        """The windows of the groups by event time, or one window per key."""
         return self._window.placed(numbers) if isinstance(self._window, Sliding) else Assignment(numbers)
 
     def merge(self, rows: Rows, state: State) -> Emitted:
-        """Merge cells into those of the windows."""
+        """Merge combined cells into the cells of the windows."""
 
         def merged(name: str, one: Aggregation, cells: list[Cells]) -> list[Cells]:
             slots = one.slots(state.schema)

@@ -50,7 +50,7 @@ ORDERED: Final = "integers, float, double, decimal, boolean, date, timestamp, du
 
 @dataclass(frozen=True)
 class Aggregation(ABC):
-    """One aggregate of one column (None: of whole rows).
+    """An aggregate of a column (None: of whole rows).
 
     A subclass is a frozen dataclass, so that its `repr` tells a changed query from an unchanged one.
     """
@@ -67,35 +67,35 @@ class Aggregation(ABC):
 
     @property
     def merges(self) -> bool:
-        """Whether the state of several parts of a window can be merged: then rows are combined in front of a shuffle,
-        and sessions that grow together keep one state.
+        """Whether the states of several parts of a window can be merged. If so, rows are combined before a shuffle, and
+        sessions that become one session have one state.
         """
         return type(self).merge is not Aggregation.merge
 
     @abstractmethod
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
-        """The state it keeps for an input of this schema. Raises SchemaRefused."""
+        """The state columns for an input of this schema. Raises SchemaRefused."""
 
     @abstractmethod
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
-        """Rows, each with the index of its window, into the windows' cells: one entry of `cells` per slot."""
+        """Fold rows into the cells of their windows (`windows`, one per row). `cells` has an entry for each slot."""
 
     def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
-        """State that was folded elsewhere, a row of `combined` (one column per slot) for each of `windows`, into the
-        windows' cells. An aggregate without this method does not merge.
+        """Merge states into the cells of windows; `combined` has a column for each slot, a row for each of `windows`.
+        An aggregate without this method cannot be merged.
         """
         raise SchemaRefused(f"{self.name} cannot merge the state of parts of a window; give it a method merge")
 
     @abstractmethod
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """The type of its result."""
+        """The type of the result."""
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
-        """The result of each window; here: the first slot."""
+        """The result of each window; by default the first slot."""
         return arrow_of(cells[0], kind)
 
     def type_of_input(self, schema: pa.Schema) -> pa.DataType:
-        """The type of its column. Raises SchemaRefused."""
+        """The type of the aggregated column. Raises SchemaRefused."""
         name = str(self.column)
         if schema.get_field_index(name) < 0:
             raise SchemaRefused(f"column {name!r} of {self.name} is missing; there is {', '.join(schema.names)}")
@@ -103,21 +103,21 @@ class Aggregation(ABC):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name of the aggregate in messages."""
         return type(self).__name__.lower()
 
 
 class Refolding(Aggregation):
-    """An aggregate whose first slot is a value like those of its column, so that merging is folding."""
+    """An aggregate whose first slot has the type of its column, so that merging is folding."""
 
     def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
-        """As if the value had come as one row."""
+        """Fold each merged value like the value of a row."""
         value = pa.RecordBatch.from_arrays([combined[0]], names=[str(self.column)])
         return self.fold(cells, value, windows)
 
 
 def check(aggregation: Aggregation, kind: pa.DataType, allowed: str, fits: bool) -> None:
-    """Raise SchemaRefused, with the column and the types allowed, unless the type fits."""
+    """Raise SchemaRefused, with the column and the allowed types, unless the type is allowed."""
     if not fits:
         raise SchemaRefused(f"column {aggregation.column!r} is {kind}; {aggregation.name} takes {allowed}")
 
@@ -140,14 +140,14 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def kept(kind: pa.DataType) -> pa.DataType:
-    """The type as state has it."""
+    """The type of a state column."""
     if pa.types.is_large_string(kind):
         return pa.string()
     return pa.binary() if pa.types.is_large_binary(kind) else kind
 
 
 def ordered(aggregation: Aggregation, kind: pa.DataType) -> pa.DataType:
-    """The type of values that can be compared, as state has it. Raises SchemaRefused."""
+    """The state type of values that can be compared. Raises SchemaRefused."""
     fits = (
         is_number(kind)
         or is_text(kind)
@@ -161,14 +161,14 @@ def ordered(aggregation: Aggregation, kind: pa.DataType) -> pa.DataType:
 
 
 def fixed(cells: Cells) -> Fixed:
-    """Cells that an aggregate declared to be of fixed width."""
+    """Cells that an aggregate declared as fixed-width."""
     if not isinstance(cells, Fixed):
         raise SchemaRefused("state of varying width where numbers were expected")
     return cells
 
 
 def arrow(cells: Cells) -> pa.Array:
-    """Cells that an aggregate declared to be as Arrow has them."""
+    """Cells that an aggregate declared as Arrow arrays."""
     if isinstance(cells, Fixed):
         raise SchemaRefused("state of fixed width where Arrow's was expected")
     return cells

@@ -56,10 +56,10 @@ Numbers = NDArray[Any]
 
 
 class Rows(NamedTuple):
-    """The rows of a call, in their order of arrival; a sliding window's operator gets a row once for each window.
+    """The rows of a call, in their order of arrival. With sliding windows, a row is repeated for each of its windows.
 
-    `window` is the index of a row's window in the State; `times_ms` the event time (0 where it is null), None without
-    one; `sequence` numbers the rows of a state partition from 0, repeated rows alike.
+    `window` is the index of each row's window in the State. `times_ms` are the event times, 0 if null; None without
+    event time. `sequence` numbers the rows of a state partition from 0; repetitions of a row have the same number.
     """
 
     batch: pa.RecordBatch
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Results, each with the index of the State's window whose key it carries, and its timestamp (None: now)."""
+    """Results. Each has the index of a window in the State, whose key it gets, and a timestamp (None: now)."""
 
     rows: pa.RecordBatch
     window: Int64s
@@ -81,7 +81,7 @@ Emitted: TypeAlias = Results | pa.RecordBatch | None
 
 
 class Times(NamedTuple):
-    """Event times in µs since 1970, and whether each is valid (None: all are)."""
+    """Event times in µs since 1970, and the validity of each time (None: all times are valid)."""
 
     us: Int64s
     valid: Bools | None
@@ -95,8 +95,8 @@ class Input(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The windows of rows. `rows` are positions in the batch (None: each row once, in order), `numbers` the window
-    number of each; a row is late if the watermark has reached its `late_from_ms`.
+    """The windows of rows. `rows` are positions in the batch (None: each row once, in order), `numbers` are the window
+    numbers of these rows. A row is late if the watermark has reached its `late_from_ms`.
     """
 
     numbers: Int64s
@@ -106,8 +106,8 @@ class Assignment(NamedTuple):
 
 class Overlapping(NamedTuple):
     """Rows that are in several windows each. Rows with the same key and the same number in `numbers` are in the same
-    windows, so that these are looked up once. `spread` takes such numbers and gives the count of windows of each, and
-    the windows of all in a row.
+    windows, so the windows are looked up once. `spread` maps such numbers to the number of windows of each, and to all
+    these windows in one array.
     """
 
     numbers: Int64s
@@ -116,9 +116,9 @@ class Overlapping(NamedTuple):
 
 
 class State:
-    """The state of some windows, one entry per window.
+    """The state of some windows, with an entry for each window.
 
-    Reads see the writes of the same call. Writes reach the store in `commit`, which the Processor calls.
+    Reads return the writes of the same call. `commit`, which the Processor calls, moves the writes to the store.
     """
 
     def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "WindowIdentities") -> None:
@@ -130,7 +130,7 @@ class State:
         self._closed: Bools | None = None
         self._renewed: Bools | None = None
         self.is_new = is_new
-        """True where the window has been opened by this call: its state is null."""
+        """True for windows that this call has opened: their state is null."""
 
     @property
     def size(self) -> int:
@@ -139,19 +139,19 @@ class State:
 
     @property
     def keys(self) -> pa.BinaryArray:
-        """Key bytes of each window, null for the null key."""
+        """The key bytes of each window, null for the null key."""
         keys = self._identity.keys
         return self._store.keys(self._rows) if keys is None else keys
 
     @property
     def numbers(self) -> Int64s:
-        """Window number of each window: an event-time window's start in µs, 0 for plain state per key."""
+        """The number of each window: the start of an event-time window in µs, 0 for state per key without windows."""
         numbers = self._identity.numbers
         return self._store.numbers(self._rows) if numbers is None else numbers
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the operator's input rows, all of them."""
+        """All columns of the operator's input rows."""
         return self._identity.schema
 
     def key_columns(self) -> list[pa.Array]:
@@ -159,8 +159,8 @@ class State:
         return self._identity.codec.decode(self.keys)
 
     def get(self, name: str) -> Numbers:
-        """The values of a column of numbers, 0 where null; timestamps are int64 in their unit. Raises
-        StateValueRefused for columns of other types, which `column` reads.
+        """The values of a numeric column, 0 for null; timestamps are int64 in their unit. Raises StateValueRefused for
+        a column of another type; use `column` for such a column.
         """
         kind = self._type_of(name)
         if not exact.has_numbers(kind):
@@ -173,7 +173,7 @@ class State:
         return fixed_values(pending, exact.dtype_of(pending.type))[0].copy()
 
     def nulls(self, name: str) -> Bools:
-        """Whether a column is null; in a new window it is."""
+        """Whether a column is null, for each window. All columns of a new window are null."""
         pending = self._columns.get(name)
         if pending is None:
             return self._store.nulls(name, self._rows)
@@ -182,10 +182,10 @@ class State:
         return pending.is_null().to_numpy(zero_copy_only=False)
 
     def set(self, name: str, values: Numbers, nulls: Bools | None = None) -> None:
-        """Write a fixed-width column, one value per window, null where `nulls` (booleans).
+        """Write a fixed-width column, one value per window; `nulls` (booleans) marks null values.
 
-        Values of another type are converted if nothing is lost (see `spe_adapter.state.exact`). Otherwise raises
-        StateValueRefused, which names the column and the value. The values are copied.
+        Values of another type are converted if the conversion is exact (see `spe_adapter.state.exact`). Otherwise
+        raises StateValueRefused, which names the column and the value. The values are copied.
         """
         if nulls is None and isinstance(values, pa.Array | pa.ChunkedArray):
             self.set_column(name, values)
@@ -206,8 +206,8 @@ class State:
         return fixed_array(self._type_of(name), values, np.zeros(self.size, np.bool_) if nulls is None else nulls)
 
     def set_column(self, name: str, values: pa.Array) -> None:
-        """Write a column of any type, one value per window. Raises StateValueRefused where the declared type cannot
-        hold it without loss.
+        """Write a column of any type, one value per window. Raises StateValueRefused if the declared type cannot hold a
+        value exactly.
         """
         taken = exact.column(f"state column {name!r}", self._type_of(name), values)
         if len(taken) != self.size:
@@ -219,9 +219,10 @@ class State:
         return self._store.expires(self._rows) if self._expires is None else self._expires.copy()
 
     def expire_at(self, ms: int | Int64s, where: Bools | None = None) -> None:
-        """Have `expire` called when the watermark reaches `ms` (one time for all windows, or one each); NEVER: no call.
+        """Set the time at which `expire` is called: when the watermark reaches `ms` (one time for all windows, or one
+        for each window); NEVER: no call.
 
-        Whole milliseconds since 1970, or datetime64 that are whole in them. Raises StateValueRefused.
+        Times are whole milliseconds since 1970, or datetime64 values of whole milliseconds. Raises StateValueRefused.
         """
         given = ms if np.ndim(ms) else np.broadcast_to(np.asarray(ms), (self.size,))
         wanted, _ = exact.fixed("expire_at, the time in ms,", _MILLISECOND, given, None, self.size)
@@ -237,14 +238,14 @@ class State:
         self._closed = closed if self._closed is None else self._closed | closed
 
     def renew(self, where: Bools) -> None:
-        """Say that a window ended in this call and its successor, in the same entry of the state, began. A window that
-        was just opened need not be named. The state is then written to the log as that of a window that opened, so that
-        no recovery has to begin before its first row.
+        """Declare that a window ended in this call, and that a new window began in the same entry of the state. This
+        is not needed for a window that the call opened. The log then gets the state as that of a new window, so that
+        no recovery begins before the first row of the new window.
         """
         self._renewed = np.asarray(where, np.bool_)
 
     def all_open(self) -> "State":
-        """All open windows of the partition, those of this call included, for reading only."""
+        """All open windows of the partition, including the windows of this call, for reading only."""
         rows = self._store.all_rows()
         identity = self._identity._replace(keys=None, numbers=None)
         return State(self._store, rows, np.zeros(len(rows), np.bool_), identity)
@@ -252,7 +253,7 @@ class State:
     # ---- for the Processor
 
     def part(self, which: Int64s) -> "State":
-        """Some of the windows as they were before the call. Writes to them are never kept."""
+        """Some of the windows as they were before the call. Writes to them are discarded."""
         keys, numbers = self._identity.keys, self._identity.numbers
         identity = self._identity._replace(
             keys=None if keys is None else keys.take(pa.array(which)),
@@ -261,8 +262,8 @@ class State:
         return State(self._store, self._rows[which], self.is_new[which], identity)
 
     def commit(self, *, is_replay: bool = False) -> None:
-        """Hand what was written on to the store. In a replay nothing begins: what began is in the log, or was never
-        written by the version of Cairn that ran then, and the older footprint serves.
+        """Move the writes to the store. A replay declares no new windows: the log has the declared windows, or the
+        version of Cairn that ran then never wrote them, and the older footprint is used.
         """
         rows, keep = self._rows, None
         if self._closed is not None and self._closed.any():
@@ -300,7 +301,7 @@ class State:
 
 
 class WindowIdentities(NamedTuple):
-    """The identities of windows, as far as they are known already, with the key codec and the schema of the rows."""
+    """The identities of windows that are already known, with the key codec and the schema of the rows."""
 
     keys: pa.BinaryArray | None
     numbers: Int64s | None
@@ -309,20 +310,20 @@ class WindowIdentities(NamedTuple):
 
 
 class Combining(ABC):
-    """Combines the rows of one window into one row before a shuffle.
+    """Combines the rows of a window into one row before a shuffle.
 
-    `cells` are the columns of a combined row that hold the state folded from its rows.
+    `cells` are the columns of a combined row with the state that was folded from its rows.
     """
 
     cells: pa.Schema
 
     @abstractmethod
     def fold(self, batch: pa.RecordBatch, groups: Int64s, count: int) -> list[pa.Array]:
-        """The cells of `count` groups of rows (of the prepared input): `groups` has that of each row."""
+        """The cells of `count` groups of (prepared) rows; `groups` has the group of each row."""
 
     @abstractmethod
     def placed(self, numbers: Int64s) -> Assignment | Overlapping:
-        """The windows of groups, from the number that the operator's `assign` gave their rows."""
+        """The windows of groups, from the numbers that the operator's `assign` gave their rows."""
 
     @abstractmethod
     def merge(self, rows: Rows, state: "State") -> Emitted:
@@ -330,69 +331,70 @@ class Combining(ABC):
 
 
 class Operator(ABC):
-    """A stateful operator over Arrow batches; see the module's example.
+    """The base class of stateful operators over Arrow batches; the module has an example.
 
-    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, decimal128,
-    string, binary, and lists and structs of these. With `event_time`, a column of timestamps, rows not newer than the
-    watermark are dropped, as Spark does; `delay_ms` is how far the watermark stays behind the newest row.
+    `state` has the names and types of the state's columns: integers, floats, bool, date32, timestamp, duration,
+    decimal128, string, binary, and lists and structs of these types. `event_time` is a column of timestamps; as in
+    Spark, a row that is not newer than the watermark is dropped. The watermark is the newest event time minus
+    `delay_ms`.
     """
 
     state: Mapping[str, pa.DataType] = {}
     event_time: str | None = None
     delay_ms: int = 0
     windows_never_change: bool = False
-    """True where a window's state is final once it is open, so that no recovery has to replay anything for it."""
+    """True if the state of a window is final once the window is open, so that recovery replays nothing for it."""
 
     stateless: bool = False
-    """True where there is no state at all: not even which keys were seen."""
+    """True if the operator has no state at all, not even the keys seen."""
 
     evolution: Evolution = Evolution()
-    """What became of the state's columns since an earlier version of the operator."""
+    """The changes of the state's columns since an earlier version of the operator."""
 
     keeps_entries: bool = False
-    """True where the operator keeps entries of its own kind per key (named states, timers) in place of windows. All
-    that changed is then written to the log in each epoch, and nothing is replayed.
+    """True if the operator keeps its own entries for each key (named states, timers) in place of windows. Each epoch
+    then writes all changed entries to the log, and recovery replays nothing.
     """
 
     NEVER: ClassVar[int] = _NEVER
-    """For `State.expire_at`: not any more."""
+    """For `State.expire_at`: no time."""
 
     @property
     def name(self) -> str:
-        """How messages and checkpoints call this operator."""
+        """The name of this operator in messages and checkpoints."""
         return type(self).__name__
 
     @property
     def description(self) -> str:
-        """What it does, for people and for telling whether a query's operator has changed."""
+        """A description for people, which also tells whether the operator of a query has changed."""
         return self.name
 
     @property
     def inner(self) -> "Operator":
-        """The operator without the steps around it: whose code a message points to."""
+        """The operator without surrounding steps; messages point to its code."""
         return self
 
     @abstractmethod
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the results, without the key's, for an input of this schema.
+        """The columns of the results without the key columns, for an input of this schema.
 
-        Raises SchemaRefused, naming the column and the types allowed, for an input that does not suit.
+        Raises SchemaRefused for an unsuitable input; the error names the column and the allowed types.
         """
 
     @abstractmethod
     def process(self, rows: Rows, state: State) -> Emitted:
-        """Take rows into their windows' state; give what they result in."""
+        """Update the state of the rows' windows; returns results."""
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
-        """Windows that are due at this watermark. They are closed behind this call, unless it gave them a later time
-        with `expire_at`.
+        """Process the windows that are due at this watermark; returns results. The windows are closed after this call,
+        unless the call sets a later time with `expire_at`.
         """
         return None
 
     # ---- what fewer operators change
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The state's columns for an input of this schema (as `output` gets it, before `prepare`). Raises
+        """The state's columns for an input of this schema (the same schema as for `output`, before `prepare`). Raises
         StateSchemaRefused.
         """
         for name, kind in self.state.items():
@@ -418,31 +420,31 @@ class Operator(ABC):
         return changed
 
     def follows(self, former: str) -> str | None:
-        """Why the state of an operator with that description cannot be this operator's; None if it can."""
+        """The reason why this operator cannot use the state of an operator with that description; None if it can."""
         if former == self.description or former in self.evolution.formerly:
             return None
         return f"it was {former}, which is not declared as what {self.name} was formerly"
 
     def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
-        """The declared changes by the names of the state's columns: `former` are the columns in the log, `schema` is
-        that of the input.
+        """The declared changes, by the names of the state's columns. `former` has the state columns in the log;
+        `schema` is the schema of the input.
         """
         return self.evolution
 
     def inputs(self) -> tuple[Input, ...]:
-        """The inputs with event time; the watermark is that of the slowest of them."""
+        """The inputs with event time; the watermark is the lowest watermark of these inputs."""
         return () if self.event_time is None else (Input(self.event_time, self.delay_ms),)
 
     def times(self, batch: pa.RecordBatch) -> Times | None:
-        """The rows' event times."""
+        """The event times of the rows."""
         return None if self.event_time is None else times_of(batch, self.event_time)
 
     def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-        """Which of `inputs` each row belongs to; None: there is but one."""
+        """The index in `inputs` of each row's input; None if there is only one input."""
         return None
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
-        """The windows of the rows; here: one per key, number 0, late when not newer than the watermark."""
+        """The windows of the rows. By default one per key, with number 0; late if not newer than the watermark."""
         numbers = np.zeros(batch.num_rows, np.int64)
         if times is None:
             return Assignment(numbers)
@@ -450,58 +452,58 @@ class Operator(ABC):
         return Assignment(numbers, late_from_ms=ceiling_ms(us))
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """The columns that `process` reads, so that others need not be copied."""
+        """The columns that `process` reads; other columns are not copied."""
         return tuple(schema.names)
 
     def prepared(self, schema: pa.Schema) -> pa.Schema:
-        """What `prepare` makes of the schema."""
+        """The schema of the batches that `prepare` returns."""
         return schema
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What happens to rows before they get keys and windows."""
+        """Transform rows before they get keys and windows."""
         return batch
 
     def combining(self, schema: pa.Schema) -> Combining | None:
-        """How rows can be combined before they are shuffled, for an input of this schema; None: they cannot."""
+        """How to combine rows before the shuffle, for an input of this schema; None if rows cannot be combined."""
         return None
 
     def changes(self, column: str) -> bool:
-        """Whether `prepare` may give a column other values: what rows are routed by must stay as it is."""
+        """Whether `prepare` may change the values of a column. Columns that decide the partition must not change."""
         return False
 
     def conclude(self, results: Results) -> Results:
-        """What happens to results behind `process` and `expire`."""
+        """Transform the results of `process` and `expire`."""
         return results
 
     # ---- operators that keep entries (see `operators.states`)
 
     @property
     def has_wall_time(self) -> bool:
-        """Whether anything goes by processing time."""
+        """Whether the operator uses processing time."""
         return False
 
     def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
-        """The keys by which windows or entries were sent to their partition."""
+        """The keys that decided the partition of windows or entries."""
         return keys
 
     def start(self, rows: Rows, state: State) -> Emitted:
-        """Take rows of the initial state. Raises SchemaRefused."""
+        """Process rows of the initial state. Raises SchemaRefused."""
         raise SchemaRefused(f"operator {self.name} takes no initial state; a StatefulOperator does")
 
     def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
-        """The keys of a call, with what the operator keeps for them. Raises SchemaRefused."""
+        """The entries of the keys of a call. Raises SchemaRefused."""
         raise SchemaRefused(f"operator {self.name} keeps windows, not entries")
 
     def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
-        """The keys for which `expire` is to be called; None: for no key."""
+        """The entries of the keys for which `expire` must be called; None if there are none."""
         return None
 
     def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
-        """Remove entries whose time has come; here: none, as windows are closed behind `expire`."""
+        """Remove expired entries. By default none: windows are closed after `expire`."""
         return
 
     def next_wall_ms(self, store: StateStore) -> int | None:
-        """The processing time from which on `expire` has work, in ms since 1970; None: none is known."""
+        """The processing time of the next work of `expire`, in ms since 1970; None if no such time is known."""
         return None
 
 
@@ -526,7 +528,7 @@ def time_index(schema: pa.Schema, column: str) -> int:
 
 
 def times_in(moments: pa.Array) -> Times:
-    """Timestamps of any unit as µs (finer ones rounded down)."""
+    """Timestamps of any unit in µs (finer units are rounded down)."""
     unit = moments.type.unit
     plain = moments.cast(pa.int64())
     valid = None if not moments.null_count else moments.is_valid().to_numpy(zero_copy_only=False)
@@ -539,13 +541,13 @@ def times_in(moments: pa.Array) -> Times:
 
 
 def ceiling_ms(us: Int64s) -> Int64s:
-    """µs as ms, rounded up: `us <= watermark_ms * 1000` exactly where this is `<= watermark_ms`."""
+    """µs in ms, rounded up: the result is <= `watermark_ms` exactly if `us <= watermark_ms * 1000`."""
     return -(-us // MICROSECONDS)
 
 
 def next_watermark(operator: Operator, previous_ms: int, max_events_ms: list[int | None]) -> int:
-    """The watermark behind an epoch: per input the newest event time up to now minus its delay, the lowest of them,
-    and never less than before. An input that has had no row yet holds the watermark where it is.
+    """The watermark after an epoch: for each input the newest event time minus its delay, then the lowest of these, and
+    never lower than before. While an input has had no row, the watermark does not move.
 
     Source: Spark's WatermarkTracker with `spark.sql.streaming.multipleWatermarkPolicy=min`.
     """

@@ -19,7 +19,7 @@ NOT_NULL: Final = np.empty(0, np.bool_)
 
 
 class Fixed(NamedTuple):
-    """Values of fixed width, one per window, and where they are null (None: nowhere)."""
+    """Values of fixed width, one per window; `nulls` marks null values (None: no value is null)."""
 
     values: NDArray[Any]
     nulls: Bools | None
@@ -29,8 +29,8 @@ Cells: TypeAlias = Fixed | pa.Array
 
 
 class Slot(NamedTuple):
-    """A column of an aggregate's state: the end of its name, its type, whether it may be null, whether the aggregate
-    wants it as Arrow has it.
+    """A column of an aggregate's state: the suffix of its name, its type, whether it may be null, and whether the
+    aggregate gets the column as an Arrow array.
     """
 
     suffix: str
@@ -40,19 +40,19 @@ class Slot(NamedTuple):
 
     @property
     def is_arrow(self) -> bool:
-        """Whether its cells are an Arrow array: where the aggregate wants that, or has no plain numbers."""
+        """Whether the cells are an Arrow array: if the aggregate asks for it, or if the type has no plain numbers."""
         return self.arrow or not has_numbers(self.type)
 
 
 def read(state: State, name: str, slot: Slot) -> Cells:
-    """A column of state."""
+    """Read a state column."""
     if slot.is_arrow:
         return state.column(name)
     return Fixed(state.get(name), state.nulls(name) if slot.nullable else None)
 
 
 def write(state: State, name: str, cells: Cells) -> None:
-    """Hand a column of state back."""
+    """Write a state column."""
     if isinstance(cells, Fixed):
         state.set(name, cells.values, cells.nulls)
     else:
@@ -74,7 +74,7 @@ def gather(cells: Cells, which: NDArray[np.int64]) -> Cells:
 
 
 def joined(parts: list[Cells]) -> Cells:
-    """Cells behind each other."""
+    """Concatenate cells."""
     if isinstance(parts[0], Fixed):
         fixed: list[Any] = parts
         nulls = None if fixed[0].nulls is None else np.concatenate([part.nulls for part in fixed])

@@ -1,4 +1,4 @@
-"""Several stateful operators in one query, where their keys agree: the results of each are the rows of the next.
+"""Several stateful operators with the same key in a query: the results of each operator are the rows of the next one.
 
     Chain(Aggregate(Tumbling("1 minute", time="at"), clicks=agg.count()), Alarms())
 
@@ -10,7 +10,7 @@ Invariants:
   it in their names.
 * An epoch goes from link to link: rows first, then what is due, in the order of the links, so that results of a window
   that closes reach the next link before its windows close. One watermark holds for all links: that of the first.
-* All that changed in an epoch is written to the log, and nothing is replayed.
+* Each epoch writes all its changes to the log, and recovery replays nothing.
 
 Source: Spark's watermark propagation among stateful operators (SPARK-42376: what one operator closes by a watermark is
 not late for the next).
@@ -49,11 +49,11 @@ from spe_adapter.state.store import StateStore, WindowChanges
 
 _MAX_LINKS: Final = 16
 _LINKED: Final = " > "
-"""What stands between the descriptions of links."""
+"""The separator between the descriptions of links."""
 
 
 class Chain(Operator):
-    """Operators behind each other, each with its own states. Raises InvalidConfig."""
+    """Several operators in a row, each with its own state. Raises InvalidConfig."""
 
     keeps_entries = True
 
@@ -72,16 +72,16 @@ class Chain(Operator):
 
     @property
     def name(self) -> str:
-        """The links' names."""
+        """The names of the links."""
         return " > ".join(link.name for link in self.links)
 
     @property
     def description(self) -> str:
-        """The links' descriptions."""
+        """The descriptions of the links."""
         return _LINKED.join(link.description for link in self.links)
 
     def follows(self, former: str) -> str | None:
-        """As in `Operator`; a chain of as many links, each of which follows the one in its place."""
+        """As in `Operator`. The chains must have as many links, and each link must follow the link in its place."""
         if super().follows(former) is None:
             return None
         before = split_outside(former, _LINKED)
@@ -94,7 +94,7 @@ class Chain(Operator):
         return None
 
     def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
-        """Changes are declared at the links, in the names that these have for their columns."""
+        """Changes are declared at the links, with each link's names of its columns."""
         renamed, defaults = dict(self.evolution.renamed), dict(self.evolution.defaults)
         dropped = list(self.evolution.dropped)
         for at, (link, own) in enumerate(zip(self.links, self.schemas(schema), strict=True)):
@@ -114,7 +114,7 @@ class Chain(Operator):
         return found
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """The last link's columns."""
+        """The columns of the last link."""
         return self.links[-1].output(self.schemas(schema)[-1])
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -125,7 +125,7 @@ class Chain(Operator):
         return pa.schema(fields)
 
     def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
-        """The keys by which the rows behind entries were sent to their partition."""
+        """The keys that decided the partition of the rows of these entries."""
         routing, suffix = split_keys(keys)
         for at, link in enumerate(self.links):
             here = np.flatnonzero(pc.equal(suffix, _tag(at)).to_numpy(zero_copy_only=False))
@@ -138,54 +138,54 @@ class Chain(Operator):
 
     @property
     def has_wall_time(self) -> bool:
-        """Whether anything of a link goes by processing time."""
+        """Whether a link uses processing time."""
         return any(link.has_wall_time for link in self.links)
 
     # ---- the first link, which takes the query's rows
 
     def inputs(self) -> tuple[Input, ...]:
-        """The first link's."""
+        """The inputs of the first link."""
         return self.links[0].inputs()
 
     def times(self, batch: pa.RecordBatch) -> Times | None:
-        """The first link's."""
+        """The event times of the first link."""
         return self.links[0].times(batch)
 
     def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-        """The first link's."""
+        """The inputs of rows, by the first link."""
         return self.links[0].sources(batch)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
-        """The first link's windows."""
+        """The windows of the first link."""
         return self.links[0].assign(batch, times, sequence)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Those the first link reads."""
+        """The columns that the first link reads."""
         return self.links[0].columns(schema)
 
     def prepared(self, schema: pa.Schema) -> pa.Schema:
-        """The first link's."""
+        """The prepared schema of the first link."""
         return self.links[0].prepared(schema)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The first link's."""
+        """The batch that the first link prepares."""
         return self.links[0].prepare(batch)
 
     def combining(self, schema: pa.Schema) -> Combining | None:
-        """The first link's."""
+        """How the first link combines rows."""
         return self.links[0].combining(schema)
 
     def changes(self, column: str) -> bool:
-        """Whether steps in front of the first link do."""
+        """Whether the steps before the first link change this column."""
         return self.links[0].changes(column)
 
     def process(self, rows: Rows, state: State) -> Emitted:
-        """Not called: a chain runs by `processor_of`."""
+        """Never called: a chain runs by `processor_of`."""
         raise InvalidConfig("a Chain is run by processor_of, link by link")
 
 
 class LinkStore:
-    """The part of a store that belongs to one link, as a `StateStore`."""
+    """The part of a store that belongs to a link, as a `StateStore`."""
 
     def __init__(self, store: StateStore, at: int, schema: pa.Schema) -> None:
         self.schema = schema
@@ -195,7 +195,7 @@ class LinkStore:
 
     @property
     def live(self) -> int:
-        """How many windows of the link are open."""
+        """The number of open windows of the link."""
         return len(self.all_rows())
 
     @property
@@ -205,7 +205,7 @@ class LinkStore:
 
     @property
     def seed(self) -> int:
-        """The key of the store's hash."""
+        """The key of the store's hash function."""
         return self._store.seed
 
     def find(self, keys: pa.Array, numbers: Int64s) -> Int64s:
@@ -253,11 +253,11 @@ class LinkStore:
         return self._store.numbers(ids)
 
     def expires(self, ids: Int64s) -> Int64s:
-        """When windows expire."""
+        """The times at which windows expire."""
         return self._store.expires(ids)
 
     def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
-        """Set when windows expire."""
+        """Set the times at which windows expire."""
         self._store.set_expires(ids, expires_ms)
 
     def due(self, watermark_ms: int) -> Int64s:
@@ -269,7 +269,7 @@ class LinkStore:
         return self._own(self._store.all_rows())
 
     def oldest(self, count: int) -> Int64s:
-        """Not per link: raises InvalidConfig."""
+        """Not available for a link: raises InvalidConfig."""
         raise InvalidConfig("footprints are chosen in the whole store, not in that of a link")
 
     def window_versions(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -277,11 +277,11 @@ class LinkStore:
         return self._store.window_versions(ids)
 
     def touch(self, ids: Int64s) -> None:
-        """Write footprints of these windows too."""
+        """Write footprints of these windows, too."""
         self._store.touch(ids)
 
     def changes(self) -> WindowChanges:
-        """Not per link: raises InvalidConfig."""
+        """Not available for a link: raises InvalidConfig."""
         raise InvalidConfig("changes are those of the whole store, not of a link's")
 
     def _joined(self, keys: pa.Array) -> pa.BinaryArray:
@@ -295,7 +295,7 @@ class LinkStore:
 
 
 class ChainProcessor(Processor):
-    """One state partition of a chain: a Processor for each link."""
+    """A state partition of a chain: a Processor for each link."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class ChainProcessor(Processor):
         return self._through(1, output, late_watermark_ms)
 
     def start(self, batch: pa.RecordBatch, codec: KeyCodec) -> None:
-        """The initial state is the first link's."""
+        """The initial state belongs to the first link."""
         self._first().start(batch, codec)
 
     def expire(self, watermark_ms: int, *, replay: Replay | None = None) -> Output | None:
@@ -356,7 +356,7 @@ class ChainProcessor(Processor):
 
     @property
     def next_wall_ms(self) -> int | None:
-        """The earliest of the links."""
+        """The earliest processing time of the links."""
         known = [link.next_wall_ms for link in self._links]
         return min((moment for moment in known if moment is not None), default=None)
 
@@ -377,7 +377,7 @@ class ChainProcessor(Processor):
         self.windows = sum(link.windows for link in self._links)
 
     def _through(self, at: int, output: Output | None, late_ms: int) -> Output | None:
-        """Results of the link before `at` through the links from there on."""
+        """Pass results through the links from `at` on."""
         while output is not None and at < len(self._links):
             before, link = self._links[at - 1], self._ready(at)
             rows = output.rows.select(before.inner.names)
@@ -396,7 +396,7 @@ def processor_of(
     seen: int = 0,
     epoch: int = 0,
 ) -> Processor:
-    """The Processor that an operator needs. Raises SchemaRefused for an input that does not suit."""
+    """The Processor for an operator. Raises SchemaRefused for an unsuitable input."""
     kind: Any = ChainProcessor if isinstance(operator, Chain) else Processor
     made: Processor = kind(operator, codec, schema, store, sequence, seen, epoch)
     return made

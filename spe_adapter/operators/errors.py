@@ -7,10 +7,10 @@ from logstore.errors import CairnError
 
 
 class OperatorFailed(CairnError):
-    """A user's operator raised, or gave what it did not declare. The message, one line, names operator, batch and
-    epoch, the key where one alone provokes it, and the line in the user's code.
+    """An operator raised an error, or returned columns that it did not declare. The message, one line, names operator,
+    batch and epoch, the line in the user's code, and the key if a single key causes the error.
 
-    The state committed last is intact: nothing that the failed call wrote was kept.
+    The last committed state is intact: the writes of the failed call were discarded.
     """
 
 
@@ -23,6 +23,6 @@ class ArithmeticOverflow(CairnError):
 
 
 class OperatorChanged(CairnError):
-    """The state in the log belongs to an operator that this one does not follow: another operator, or another key, or
-    columns that were not declared as changed. The message says what differs.
+    """The state in the log belongs to another operator that this operator does not follow, has another key, or has
+    columns whose changes were not declared. The message names the difference.
     """

@@ -1,25 +1,26 @@
 """The aggregates, named as in Spark: `from spe_adapter.operators import functions as agg`, then `agg.avg("price")`.
 
-| function | input | result | of nulls |
+| function | input | result | nulls |
 |---|---|---|---|
-| count() | – | int64 | counts rows |
+| count() | – | int64 | rows are counted |
 | count(x) | any | int64 | not counted |
 | sum(x) | integers; decimal(p, s); float, double | int64; decimal(p + 10, s); double | skipped; null if all are |
 | avg(x) | decimal(p, s); other numbers | decimal(p + 4, s + 4); double | skipped; null if all are |
 | stddev(x) | numbers | double | skipped; null if all are |
 | min(x), max(x) | numbers, boolean, date, timestamp, string, … | as the input | skipped |
-| first(x), last(x) | the same, lists, structs | as the input | taken, unless ignore_nulls |
+| first(x), last(x) | the same, lists, structs | as the input | counted as values, unless ignore_nulls |
 | collect_list(x) | the same | a list | left out; empty if all are |
 | collect_set(x) | numbers, boolean, date, timestamp, string, … | a list | left out; empty if all are |
 | approx_count_distinct(x) | the same | int64 | not counted |
 | percentile_approx(x, q) | numbers | double, or a list of them | skipped; null if all are |
 
-Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode), as is one of decimals
-beyond their precision, which has at most 38 digits; NaN is greater than any other number; strings compare by their
-bytes; stddev is the sample's, null for one row. The two approximate ones are as exact as Spark's, but other values.
+Results equal Spark's results. A sum of integers beyond 64 bits is an error (Spark's default, ANSI mode), and so is a
+sum of decimals beyond their precision, which has at most 38 digits. NaN is greater than any other number. Strings
+compare by their bytes. stddev is the sample standard deviation, null for one row. The two approximate aggregates are as
+exact as Spark's, but give other values.
 
-Invariant: rows are folded in their order of arrival, one by one, so results do not depend on how batches are cut.
-`first`, `last` and the collected lists are by order of arrival, not by time.
+Invariant: rows are folded in their order of arrival, one by one, so results do not depend on the cuts between batches.
+`first`, `last` and the collected lists follow the order of arrival, not the order of time.
 
 Source: Spark's Count, Sum, Average, Min, Max, First, Last and CentralMomentAgg.
 """
@@ -75,7 +76,7 @@ def _decimal_sums(aggregation: Aggregation, before: pa.Array, column: pa.Array, 
 
 
 class Count(Aggregation):
-    """Rows, or those whose column is not null."""
+    """The number of rows, or of rows whose column is not null."""
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """The count."""
@@ -102,7 +103,7 @@ class Count(Aggregation):
 
 
 class Sum(Refolding):
-    """The sum: int64 of integers, a decimal of decimals, double of the others."""
+    """The sum: int64 of integers, a decimal of decimals, double of other numbers."""
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """The sum."""
@@ -138,7 +139,7 @@ class Sum(Refolding):
 
 
 class Avg(Aggregation):
-    """The mean, of a sum kept as a double, or as a decimal where the values are."""
+    """The mean, from a sum that is kept as a double, or as a decimal for decimal values."""
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """Sum and count."""
@@ -236,7 +237,7 @@ class Extreme(Refolding):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name in messages."""
         return "max" if self.greatest else "min"
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
@@ -294,7 +295,7 @@ class Edge(Aggregation):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name in messages."""
         return "last" if self.last else "first"
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
@@ -336,7 +337,7 @@ class Edge(Aggregation):
 
 
 def count(column: str | None = None) -> Aggregation:
-    """The number of rows, or of those whose `column` is not null."""
+    """The number of rows, or of rows whose `column` is not null."""
     return Count(column)
 
 
@@ -351,7 +352,7 @@ def avg(column: str) -> Aggregation:
 
 
 def min(column: str) -> Aggregation:  # noqa: A001  Spark's name
-    """The least value of a column."""
+    """The smallest value of a column."""
     return Extreme(column, greatest=False)
 
 
@@ -366,37 +367,37 @@ def stddev(column: str) -> Aggregation:
 
 
 def first(column: str, *, ignore_nulls: bool = False) -> Aggregation:
-    """A column's value in the window's first row (with `ignore_nulls`, the first that is not null)."""
+    """The value of a column in the first row of the window; with `ignore_nulls`, the first value that is not null."""
     return Edge(column, last=False, ignore_nulls=ignore_nulls)
 
 
 def last(column: str, *, ignore_nulls: bool = False) -> Aggregation:
-    """A column's value in the window's last row (with `ignore_nulls`, the last that is not null)."""
+    """The value of a column in the last row of the window; with `ignore_nulls`, the last value that is not null."""
     return Edge(column, last=True, ignore_nulls=ignore_nulls)
 
 
 def collect_list(column: str) -> Aggregation:
-    """All values of a column, in their order of arrival; at most 16 MiB for each window."""
+    """All values of a column, in their order of arrival; at most 16 MiB per window."""
     return CollectList(column)
 
 
 def collect_set(column: str) -> Aggregation:
-    """The distinct values of a column, in the order in which they came first; at most 16 MiB for each window."""
+    """The distinct values of a column, in the order of their first arrival; at most 16 MiB per window."""
     return CollectSet(column)
 
 
 def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregation:
-    """About how many distinct values a column has: `rsd` is the relative standard deviation. A window's state takes
-    about 1.2 / rsd² bytes (HyperLogLog).
+    """The approximate number of distinct values of a column; `rsd` is the relative standard deviation of the result.
+    The state of a window takes about 1.2 / rsd² bytes (HyperLogLog).
     """
     return ApproxCountDistinct(column, rsd)
 
 
 def percentile_approx(column: str, percentage: float | Sequence[float], relative_error: float = 0.01) -> Aggregation:
-    """The value that this part (0 to 1) of a column's values does not exceed, or the list of them for several parts.
+    """The percentile of a column for a fraction from 0 to 1, or a list of percentiles for several fractions.
 
-    Each is off by `relative_error` of its own size at most (DDSketch). Other than in Spark, where the error is one of
-    ranks, results depend on the values alone, whatever their order.
+    The relative error of each value is at most `relative_error` (DDSketch). In Spark the error is an error of ranks;
+    here results depend on the values only, not on their order.
     """
     single = isinstance(percentage, int | float)
     parts = (float(percentage),) if isinstance(percentage, int | float) else tuple(map(float, percentage))

@@ -58,11 +58,11 @@ _HASH_SEED: Final = 0
 
 
 class WindowJoin(Operator):
-    """Pairs of rows, one of each side, with |left.time − right.time| <= within.
+    """Pairs of a row of the left and a row of the right side with |left.time − right.time| <= within.
 
-    `left_time` and `right_time` name the event-time columns inside the two structs, the delays say how late rows of
-    each side may be. With `how` left or right, rows of that side without a partner come with a null for it, when the
-    watermark says that there will be none. Raises InvalidConfig.
+    `left_time` and `right_time` name the event-time columns inside the two structs; `left_delay` and `right_delay` are
+    the allowed lateness of rows of each side. With `how` left or right, a row of that side without a partner is paired
+    with null, once the watermark excludes a partner. Raises InvalidConfig.
     """
 
     windows_never_change = True
@@ -90,7 +90,7 @@ class WindowJoin(Operator):
 
     @property
     def description(self) -> str:
-        """What is joined."""
+        """A description of the join."""
         how = "inner" if self._outer is None else SIDES[self._outer]
         return f"WindowJoin({self._within_us} µs, left.{self._times[0]}, right.{self._times[1]}, {how})"
 
@@ -100,7 +100,7 @@ class WindowJoin(Operator):
         return pa.schema([pa.field(side, schema.field(side).type) for side in SIDES])
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """A row: its side, its time in µs, its key's hash, and the fields of both structs."""
+        """The columns of a waiting row: side, time in µs, hash of the key, and the fields of both structs."""
         self._check(schema)
         fields = [pa.field(SIDE, pa.int8()), pa.field(_TIME, pa.int64()), pa.field(_HASH, pa.int64())]
         for side in SIDES:
@@ -110,7 +110,7 @@ class WindowJoin(Operator):
         return pa.schema(fields)
 
     def inputs(self) -> tuple[Input, ...]:
-        """Left and right, each with its own delay."""
+        """The left and the right input, each with its own delay."""
         return tuple(
             Input(f"{side}.{column}", delay)
             for side, column, delay in zip(SIDES, self._times, self._delays_ms, strict=True)
@@ -122,7 +122,7 @@ class WindowJoin(Operator):
         return sides
 
     def times(self, batch: pa.RecordBatch) -> Times:
-        """The event time of each row's own side."""
+        """The event time of each row, from the column of its side."""
         left, right = (
             times_in(_field(batch.column(side), name)) for side, name in zip(SIDES, self._times, strict=True)
         )
@@ -136,7 +136,7 @@ class WindowJoin(Operator):
         return Times(np.where(is_left, left.us, right.us), None if valid.all() else valid)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
-        """A window for each row that can match anything."""
+        """A window for each row that can still match another row."""
         if times is None:
             return Assignment(sequence)
         rows = None if times.valid is None else np.flatnonzero(times.valid)
@@ -147,7 +147,7 @@ class WindowJoin(Operator):
         )
 
     def process(self, rows: Rows, state: State) -> Emitted:
-        """Keep the rows, and pair each with those of the other side that came before it."""
+        """Store the rows, and pair each row with the earlier rows of the other side."""
         batch = rows.batch
         place = np.empty(state.size, np.int64)
         place[rows.window] = np.arange(state.size)  # each row is a window of its own
@@ -191,7 +191,7 @@ class WindowJoin(Operator):
         return Results(batch, rows.window[later - waiting.size], newest)
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
-        """The rows of an outer join's outer side that never had a partner."""
+        """The rows of the outer side of an outer join that found no partner."""
         if self._outer is None:
             return None
         due = np.flatnonzero(state.get(SIDE) == self._outer)
@@ -219,7 +219,7 @@ class WindowJoin(Operator):
         return Results(batch, due[lonely], alone.get(_TIME).astype(np.int64) // MICROSECONDS)
 
     def _structs(self, waiting: State, batch: pa.RecordBatch, side: str, which: Int64s) -> pa.StructArray:
-        """One side's structs at some positions among waiting rows and batch."""
+        """The structs of a side at some positions among waiting rows and batch."""
         kind = batch.schema.field(side).type
         fields = [kind.field(at) for at in range(kind.num_fields)]
         parts = [
@@ -284,7 +284,7 @@ def find_pairs(
     later: Int64s,
     earlier: Int64s,
 ) -> int:
-    """Fill in the pairs as far as they fit; how many there are. `order` sorts by group, side and time."""
+    """Store the pairs that fit; returns the number of all pairs. `order` sorts by group, side and time."""
     count = 0
     rows = order.shape[0]
     start = 0

@@ -1,11 +1,11 @@
-"""Runs an operator over batches: keys, windows, state in and out, late rows, replays, expiry, and who is to blame.
+"""Runs an operator over batches: keys, windows, state, late rows, replays, expiry, and error messages.
 
 Invariants:
 * A call of the operator that raises leaves the store's windows as they were.
 * Each distinct window of a batch is looked up once; nothing here loops over rows in Python.
-* Results come in an order that depends on the rows alone: those of `process` as the operator gives them, those of
-  `expire` by time, and at one time in an order that is fixed but means nothing.
-* A replay gives no results: those of an epoch that is replayed are in the log with it.
+* The order of results depends only on the rows: results of `process` in the operator's order, results of `expire` by
+  time; the order of results with the same time is fixed, without a meaning.
+* A replay gives no results: the log has the results of a replayed epoch.
 
 Source: CEC paper, section II.B (a window ignores replayed tuples that its footprint has seen); Spark's order of an
 epoch (late rows dropped by the watermark before, rows, then what is due by the new one).

@@ -48,36 +48,36 @@ class Step(ABC):
 
     @abstractmethod
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns behind the step. Raises SchemaRefused."""
+        """The columns after the step. Raises SchemaRefused."""
 
     @abstractmethod
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
-        """The rows behind the step, and which of those before it they were (None: all, in order)."""
+        """The rows after the step, and the positions of these rows before the step (None: all rows, in order)."""
 
     def changes(self, column: str) -> bool:
-        """Whether rows may have other values in this column behind the step than before it."""
+        """Whether the step may change the values of this column."""
         return True
 
 
 class Filter(Step):
-    """The rows for which a condition holds; null counts as no. The condition is an expression, or a function from a
-    batch to a boolean column.
+    """Keeps the rows for which a condition holds; null counts as false. The condition is an expression, or a function
+    from a batch to a boolean column.
     """
 
     def __init__(self, condition: Any) -> None:
         self._condition = condition
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """As before."""
+        """The input's columns."""
         self._mask(_no_rows(schema))
         return schema
 
     def changes(self, column: str) -> bool:
-        """Rows stay as they are, or go."""
+        """False: a filter keeps or removes whole rows."""
         return False
 
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
-        """Keep what matches."""
+        """Keep the rows for which the condition holds."""
         kept = np.flatnonzero(self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
         return (batch, None) if len(kept) == batch.num_rows else (batch.take(pa.array(kept)), kept)
 
@@ -89,9 +89,10 @@ class Filter(Step):
 
 
 class Map(Step):
-    """New columns: expressions (a name stands for the column), or one function from batch to batch with as many rows.
+    """Computes columns: from expressions (a name is a column), or with a function from a batch to a batch with the same
+    number of rows.
 
-    With `keep`, columns that are not named stay.
+    With `keep`, the other columns of the input stay.
     """
 
     def __init__(self, function: Function | None = None, /, *, keep: bool = False, **columns: Any) -> None:
@@ -102,12 +103,12 @@ class Map(Step):
         self._keep = keep
 
     def changes(self, column: str) -> bool:
-        """Whether the column is computed; what a function does cannot be known."""
+        """Whether the step computes the column; True if a function computes the columns."""
         given = self._columns.get(column, column if self._keep else None)
         return self._function is not None or not isinstance(given, str) or given != column
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """What comes out for no rows."""
+        """The columns of the result, found with a batch without rows."""
         return self.apply(_no_rows(schema))[0].schema
 
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
@@ -124,7 +125,7 @@ class Map(Step):
 
 
 class Pipeline(Operator):
-    """Steps, with at most one stateful operator among them. Without one, results carry the rows' keys."""
+    """Steps around at most one stateful operator. Without a stateful operator, results carry the keys of the rows."""
 
     def __init__(self, *steps: Step | Operator) -> None:
         places = [place for place, step in enumerate(steps) if isinstance(step, Operator)]
@@ -148,7 +149,7 @@ class Pipeline(Operator):
 
     @property
     def name(self) -> str:
-        """That of the stateful operator."""
+        """The name of the stateful operator."""
         return self._inner.name
 
     @property
@@ -158,31 +159,31 @@ class Pipeline(Operator):
 
     @property
     def description(self) -> str:
-        """That of the stateful operator; steps may change without touching its state."""
+        """The description of the stateful operator. A change of the steps does not affect the state."""
         return self._inner.description
 
     def prepared(self, schema: pa.Schema) -> pa.Schema:
-        """The stateful operator's input."""
+        """The schema that the stateful operator gets."""
         for step in self._before:
             schema = step.schema(schema)
         return schema
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The steps in front."""
+        """Apply the steps before the stateful operator."""
         for step in self._before:
             batch, _ = step.apply(batch)
         return batch
 
     def combining(self, schema: pa.Schema) -> Combining | None:
-        """The stateful operator's, behind the steps in front."""
+        """How the stateful operator combines rows, after the steps before it."""
         return self._inner.combining(self.prepared(schema))
 
     def changes(self, column: str) -> bool:
-        """Whether a step in front does."""
+        """Whether a step before the stateful operator changes this column."""
         return any(step.changes(column) for step in self._before)
 
     def conclude(self, results: Results) -> Results:
-        """The steps behind."""
+        """Apply the steps after the stateful operator."""
         rows, window, times_ms = self._inner.conclude(results)
         for step in self._after:
             rows, kept = step.apply(rows)
@@ -192,14 +193,14 @@ class Pipeline(Operator):
         return Results(rows, window, times_ms)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """What comes out behind the last step."""
+        """The columns after the last step."""
         schema = self._inner.output(self.prepared(schema))
         for step in self._after:
             schema = step.schema(schema)
         return schema
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The stateful operator's state."""
+        """The state columns of the stateful operator."""
         return self._inner.state_schema(self.prepared(schema))
 
     def evolving(
@@ -210,85 +211,85 @@ class Pipeline(Operator):
         defaults: Mapping[str, Any] | None = None,
         formerly: Sequence[str] = (),
     ) -> Self:
-        """The same steps around the stateful operator with declared changes of its state."""
+        """The same steps, and the stateful operator with declared changes of its state."""
         inner = self._inner.evolving(renamed=renamed, dropped=dropped, defaults=defaults, formerly=formerly)
         changed = copy(self)
         vars(changed).update(_inner=inner)
         return changed
 
     def follows(self, former: str) -> str | None:
-        """As the stateful operator says; steps may change without touching its state."""
+        """As the stateful operator; a change of the steps does not affect the state."""
         return self._inner.follows(former)
 
     def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
-        """The stateful operator's."""
+        """The changes that the stateful operator declares."""
         return self._inner.state_evolution(self.prepared(schema), former)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Those the stateful operator reads."""
+        """The columns that the stateful operator reads."""
         return self._inner.columns(schema)
 
     def inputs(self) -> tuple[Input, ...]:
-        """The stateful operator's."""
+        """The inputs of the stateful operator."""
         return self._inner.inputs()
 
     def times(self, batch: pa.RecordBatch) -> Times | None:
-        """The stateful operator's."""
+        """The event times of the stateful operator."""
         return self._inner.times(batch)
 
     def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-        """The stateful operator's."""
+        """The inputs of rows, by the stateful operator."""
         return self._inner.sources(batch)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
-        """The stateful operator's windows."""
+        """The windows of the stateful operator."""
         return self._inner.assign(batch, times, sequence)
 
     def process(self, rows: Rows, state: State) -> Emitted:
-        """The stateful operator."""
+        """Process rows with the stateful operator."""
         return self._inner.process(rows, state)
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
-        """The stateful operator."""
+        """Expire windows with the stateful operator."""
         return self._inner.expire(state, watermark_ms)
 
     @property
     def has_wall_time(self) -> bool:
-        """Whether anything of the stateful operator goes by processing time."""
+        """Whether the stateful operator uses processing time."""
         return self._inner.has_wall_time
 
     def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
-        """The stateful operator's."""
+        """The routing keys of the stateful operator."""
         return self._inner.routing_keys(keys, numbers)
 
     def start(self, rows: Rows, state: State) -> Emitted:
-        """The stateful operator; the steps are not for the initial state."""
+        """Start the stateful operator from an initial state. The steps do not apply to the initial state."""
         return self._inner.start(rows, state)
 
     def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
-        """The stateful operator's."""
+        """The entries of the stateful operator."""
         return self._inner.open_entries(store, identity, clock)
 
     def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
-        """The stateful operator's."""
+        """The due entries of the stateful operator."""
         return self._inner.due_entries(store, identity, clock)
 
     def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
-        """The stateful operator's."""
+        """Remove expired entries of the stateful operator."""
         self._inner.remove_due(store, identity, clock)
 
     def next_wall_ms(self, store: StateStore) -> int | None:
-        """The stateful operator's."""
+        """The next processing time of the stateful operator."""
         return self._inner.next_wall_ms(store)
 
 
 class _Passing(Operator):
-    """Rows as they come, with their keys."""
+    """An operator without state: passes on the rows with their keys."""
 
     stateless = True
 
     def output(self, schema: pa.Schema) -> pa.Schema:
-        """As the input."""
+        """The columns of the input."""
         return schema
 
     def process(self, rows: Rows, state: State) -> Emitted:
@@ -297,8 +298,8 @@ class _Passing(Operator):
 
 
 def union(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Rows of several inputs, one input behind the other; columns are matched by name, those an input lacks are null.
-    Raises SchemaRefused for columns of one name and two types.
+    """The rows of several inputs, one input after the other. Columns are matched by name; a column that an input lacks
+    is null there. Raises SchemaRefused for columns of one name and two types.
     """
     if not batches:
         raise InvalidConfig("a union of nothing; give it one batch at least")
@@ -321,7 +322,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _evaluated(batch: pa.RecordBatch, expression: Any) -> pa.Array:
-    """An expression's, or a function's, column over a batch."""
+    """The column that an expression or a function computes from a batch."""
     if not isinstance(expression, pc.Expression):
         return expression(batch)
     plan = acero.Declaration.from_sequence(

@@ -19,11 +19,11 @@ from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators.base import Assignment, Overlapping, Times, ceiling_ms
 
 Duration = str | timedelta
-"""A length of time: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
+"""A duration: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
 
 Mode = Literal["append", "update"]
 MODES: Final[tuple[Mode, ...]] = ("append", "update")
-"""When a window gives results: once, when it has ended; or whenever it changes."""
+"""When a window gives results: once, when the window has ended, or after each change."""
 
 _UNITS_US: Final = {
     "microsecond": 1,
@@ -41,7 +41,7 @@ MAX_OVERLAPS: Final = 64
 
 
 def duration_us(length: Duration) -> int:
-    """A duration in µs. Raises InvalidConfig; months and years vary and are none."""
+    """A duration in µs. Raises InvalidConfig, also for months and years, whose lengths vary."""
     if isinstance(length, timedelta):
         return (length.days * 86_400 + length.seconds) * 1_000_000 + length.microseconds
     total, at = 0, 0
@@ -61,10 +61,10 @@ def duration_us(length: Duration) -> int:
 class Sliding:
     """Windows of `length` that start every `slide`, by the timestamps in column `time`.
 
-    A window's result comes, once, when the watermark reaches its end: the newest event time minus `delay`. Rows that
-    come later than that are dropped. `start` shifts all windows ("15 minutes": hourly windows from a quarter past).
-    With `mode` "update" a window gives its present result after each batch that changes it instead, as in Spark's
-    output mode of that name: its last result is the final one.
+    The watermark is the newest event time minus `delay`. A window gives its result once, when the watermark reaches its
+    end; later rows of the window are dropped. `start` shifts all windows ("15 minutes": hourly windows from a quarter
+    past). With `mode` "update", as in Spark's output mode of that name, a window gives its current result after each
+    batch that changes the window; the last result is the final one.
     """
 
     length: Duration
@@ -75,7 +75,7 @@ class Sliding:
     mode: Mode = "append"
 
     def __post_init__(self) -> None:
-        """Check, as Spark does. Raises InvalidConfig."""
+        """Check the arguments, as Spark does. Raises InvalidConfig."""
         if self.mode not in MODES:
             raise InvalidConfig(f"windows in mode {self.mode!r}; it is {' or '.join(MODES)}")
         if self.length_us <= 0 or self.slide_us <= 0:
@@ -89,37 +89,37 @@ class Sliding:
 
     @property
     def description(self) -> str:
-        """What a window's number and end depend on; a query may change its delay and mode at any time."""
+        """The parameters that windows and their ends depend on. A query may change its delay and mode at any time."""
         return (
             f"windows of {self.length_us} µs every {self.slide_us} µs from {duration_us(self.start)} µs by {self.time}"
         )
 
     @property
     def length_us(self) -> int:
-        """From a window's start to its end."""
+        """The length of a window, in µs."""
         return duration_us(self.length)
 
     @property
     def slide_us(self) -> int:
-        """From a window's start to the next one's."""
+        """The time between the starts of two consecutive windows, in µs."""
         return duration_us(self.slide)
 
     @property
     def delay_ms(self) -> int:
-        """How far the watermark stays behind."""
+        """The difference between the newest event time and the watermark, in ms."""
         return duration_us(self.delay) // 1000
 
     def ends_ms(self, numbers: Int64s) -> Int64s:
-        """When windows are due: their ends, rounded up to ms, so that none is due before it ends."""
+        """The times at which windows are due: their ends, rounded up to ms, so that no window is due before its end."""
         return ceiling_ms(numbers + self.length_us)
 
     @property
     def overlaps(self) -> int:
-        """How many windows a row is in at most; at least, one less."""
+        """The maximum number of windows of a row; some rows are in one window less."""
         return -(-self.length_us // self.slide_us)
 
     def assign(self, times: Times) -> Assignment | Overlapping:
-        """The windows of rows with these event times; a row's windows stand together, in its place."""
+        """The windows of rows with these event times; the windows of a row are consecutive."""
         rows = None if times.valid is None else np.flatnonzero(times.valid)
         us = times.us if rows is None else times.us[rows]
         last = us - (us - duration_us(self.start)) % self.slide_us
@@ -130,7 +130,7 @@ class Sliding:
         return self.placed(2 * last + in_first, rows)
 
     def placed(self, numbers: Int64s, rows: Int64s | None = None) -> Assignment | Overlapping:
-        """The windows behind numbers that `assign` gave."""
+        """The windows for numbers that `assign` returned."""
         if self.overlaps == 1:
             return Assignment(numbers, rows, self.ends_ms(numbers))
         return Overlapping(numbers, rows, self._spread)
@@ -145,14 +145,14 @@ class Sliding:
 def Tumbling(  # noqa: N802  a kind of window, spelled like the others
     length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds", mode: Mode = "append"
 ) -> Sliding:
-    """Windows of `length`, one behind the other: see Sliding."""
+    """Consecutive windows of `length` without overlap; the parameters are those of Sliding."""
     return Sliding(length, length, time, delay, start, mode)
 
 
 @dataclass(frozen=True)
 class Counting:
-    """Windows of `size` rows of a key, a new one every `advance` rows (as many as `size`, if not given). A window's
-    result comes with the row that fills it; those that are not full are never seen.
+    """Windows of `size` rows of a key; a new window starts every `advance` rows (default: `size`). The row that fills a
+    window gives its result; a window that is not full gives no result.
     """
 
     size: int
@@ -169,33 +169,34 @@ class Counting:
 
     @property
     def description(self) -> str:
-        """What its state depends on."""
+        """The parameters that the state depends on."""
         return f"windows of {self.size} rows every {self.step}"
 
     @property
     def step(self) -> int:
-        """Rows from a window's start to the next one's."""
+        """The number of rows between the starts of two consecutive windows."""
         return self.size if self.advance is None else self.advance
 
     @property
     def overlaps(self) -> int:
-        """How many windows a row is in at most."""
+        """The maximum number of windows of a row."""
         return -(-self.size // self.step)
 
 
 @dataclass(frozen=True)
 class Running:
-    """No windows: one unending state per key, and after each batch the aggregates of the keys that it changed."""
+    """No windows: one state per key without an end. After each batch, results for the keys of the batch."""
 
     description: ClassVar[str] = "no windows"
 
 
 @dataclass(frozen=True)
 class Session:
-    """Windows that last as long as a key's rows come with pauses of `gap` at most, by the timestamps in column `time`.
+    """Windows of consecutive rows of a key with pauses of at most `gap`, by the timestamps in column `time`.
 
-    A session is from its first row to `gap` behind its last. Its result comes, once, when the watermark reaches its
-    end: the newest event time minus `delay`. A row that would end a session of its own by then is dropped.
+    A session lasts from its first row until `gap` after its last row. The watermark is the newest event time minus
+    `delay`. A session gives its result once, when the watermark reaches its end. A row is dropped if the watermark has
+    reached the end of a session of this row alone.
     """
 
     gap: Duration
@@ -203,7 +204,7 @@ class Session:
     delay: Duration = "0 seconds"
 
     def __post_init__(self) -> None:
-        """Check. Raises InvalidConfig."""
+        """Check the arguments. Raises InvalidConfig."""
         if self.gap_us <= 0:
             raise InvalidConfig(f"sessions with a gap of {self.gap!r}; it must be longer than 0")
         if self.delay_ms < 0:
@@ -211,21 +212,21 @@ class Session:
 
     @property
     def description(self) -> str:
-        """What a session's bounds depend on; a query may change its delay at any time."""
+        """The parameters that the bounds of a session depend on. A query may change its delay at any time."""
         return f"sessions with a gap of {self.gap_us} µs by {self.time}"
 
     @property
     def gap_us(self) -> int:
-        """The longest pause within a session."""
+        """The longest pause within a session, in µs."""
         return duration_us(self.gap)
 
     @property
     def delay_ms(self) -> int:
-        """How far the watermark stays behind."""
+        """The difference between the newest event time and the watermark, in ms."""
         return duration_us(self.delay) // 1000
 
     def assign(self, times: Times) -> Assignment:
-        """All sessions of a key are found by the key."""
+        """Assign rows to their key. The operator finds the sessions of the key later, with the key's state."""
         rows = None if times.valid is None else np.flatnonzero(times.valid)
         us = times.us if rows is None else times.us[rows]
         return Assignment(np.zeros(len(us), np.int64), rows, ceiling_ms(us + self.gap_us))
@@ -237,7 +238,7 @@ _INSTANT: Final = "us"
 
 
 def window_type(times: pa.DataType) -> pa.DataType:
-    """The result column `window`, as Spark has it: when the window starts, and when it ends (exclusive)."""
+    """The result column `window`, as in Spark: start and end (exclusive) of the window."""
     moment = pa.timestamp(_INSTANT, times.tz)
     return pa.struct([pa.field("start", moment), pa.field("end", moment)])
 

@@ -4,17 +4,17 @@ from logstore.errors import CairnError
 
 
 class StateSchemaRefused(CairnError):
-    """A state schema with a column that cannot be kept; the message names it and the types that can."""
+    """A state schema has a column of an unsupported type; the message names the column and the supported types."""
 
 
 class StateValueRefused(CairnError):
-    """A value that a column of state cannot hold without loss, or none for a column; the message names the column, its
-    type and the value.
+    """A state column cannot hold a value exactly, or got no value; the message names the column, its type and the
+    value.
     """
 
 
 class StateTooLarge(CairnError):
-    """A query's state on this host would outgrow its limit, or the memory there is; the last version stays usable.
+    """A query's state on this host would exceed its limit or the free memory; the last version stays usable.
 
     The message names the query, the bytes, the limit and what to do.
     """

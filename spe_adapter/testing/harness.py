@@ -11,8 +11,8 @@ Each `send` is one epoch, with the watermark as Spark has it: rows not newer tha
 dropped; windows close by the newest event time of the epochs before, minus the delay. So results by event time come one
 `send` later, or with `advance_watermark`.
 
-Invariants: the same Processor, state tables and control records as in a query; an epoch in which the operator fails
-leaves no trace.
+Invariants: the Processor, the state tables and the control records are those of a query. An epoch in which the operator
+fails has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ _RANDOM_CUTS: Final = 5
 
 
 class NotReproduced(CairnError):
-    """Recovery, or the same rows cut into other batches, gave another state or other results; the message has both."""
+    """Recovery, or the same rows in other batches, gave another state or other results; the message has both."""
 
 
 class _Epoch(NamedTuple):
@@ -68,13 +68,13 @@ class _Epoch(NamedTuple):
 
 
 class OperatorHarness:
-    """One state partition of an operator, for tests that supply its rows.
+    """A state partition of an operator, for tests that supply the rows.
 
     `schema` is the schema of the input; rows are dicts, or a record batch of that schema. As in a micro-batch query,
-    each epoch works on a copy-on-write view of the last committed state, and writes footprints of the windows that it
-    changed. With `checks`, the harness works as the continuous runner: the state is changed in place, a window gets a
-    footprint when it opens, and so do the `checks` windows with the oldest footprints in each epoch; recovery then
-    replays input. Raises the errors of the operator's Processor.
+    each epoch works on a copy-on-write view of the last committed state, and writes footprints of the changed windows.
+    With `checks`, the harness works as the continuous runner: it changes the state in place, and writes a footprint of
+    each window that opens and, in each epoch, of the `checks` windows with the oldest footprints; recovery then replays
+    input. Raises the errors of the operator's Processor.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class OperatorHarness:
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark in ms: windows that end at or before it have been closed."""
+        """The watermark in ms: windows that end at or before the watermark are closed."""
         return self._watermark_ms
 
     @property
     def late(self) -> int:
-        """The number of late rows that were dropped; with sliding windows, once for each window."""
+        """The number of dropped late rows; with sliding windows, a row counts once for each window."""
         return self._late
 
     def start(self, initial: pa.RecordBatch) -> list[dict[str, Any]]:
-        """The epoch of the initial state, before all others; its results."""
+        """Run the epoch of the initial state, before all other epochs; returns its results."""
         return self._run(_Epoch((), 0, 0, self._now_ms, initial))
 
     def send(
@@ -133,11 +133,11 @@ class OperatorHarness:
         )
 
     def advance_watermark(self, watermark_ms: int) -> list[dict[str, Any]]:
-        """An epoch without rows that closes what is due at this watermark; its results."""
+        """Run an epoch without rows that closes all windows due at this watermark; returns its results."""
         return self._run(_Epoch((), self._watermark_ms, max(self._watermark_ms, watermark_ms), self._now_ms))
 
     def advance_time(self, now_ms: int) -> list[dict[str, Any]]:
-        """An epoch without rows at this processing time (never before that of an earlier epoch); its results."""
+        """Run an epoch without rows at this processing time, which must not go back; returns its results."""
         self._now_ms = max(now_ms, self._now_ms)
         return self._run(_Epoch((), self._watermark_ms, self._watermark_ms, self._now_ms))
 
@@ -146,11 +146,11 @@ class OperatorHarness:
         return [row for output in self._outputs for row in output.rows.to_pylist()]
 
     def outputs(self) -> list[Output]:
-        """All results so far, as Arrow has them."""
+        """All results so far, as Arrow data."""
         return list(self._outputs)
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
-        """All results so far as the records of the output topic: key and value."""
+        """All results so far, as records of the output topic: key and value."""
         records: list[tuple[bytes | None, bytes | None]] = []
         for output in self._outputs:
             keys, values = to_records(output)
@@ -158,8 +158,8 @@ class OperatorHarness:
         return records
 
     def state(self) -> list[dict[str, Any]]:
-        """The open windows: key columns, `number` where it is not 0, `expires_ms` where it is set, and the state; by
-        key and number. Of an operator that keeps entries these, with `entry`, the bytes that they are found by.
+        """The open windows, ordered by key and number: key columns, `number` if it is not 0, `expires_ms` if it is set,
+        and the state. For an operator that keeps entries, its entries, with the bytes that identify each (`entry`).
         """
         ids = self._store.all_rows()
         routing = self._operator.routing_keys(self._store.keys(ids), self._store.numbers(ids))
@@ -179,8 +179,8 @@ class OperatorHarness:
         return [rows[at] for at in order]
 
     def crash_and_recover(self) -> None:
-        """Drop everything but the log and the input, and recover from them. Raises NotReproduced if the recovered state
-        differs.
+        """Discard everything except the log and the input, and recover from them. Raises NotReproduced if the recovered
+        state differs.
         """
         before = self.state()
         processor = self._processor
@@ -192,11 +192,11 @@ class OperatorHarness:
             raise NotReproduced(f"{self._processor.sequence} rows after recovery, {processor.sequence} before")
 
     def evolve(self, operator: Operator) -> None:
-        """Go on with an operator that follows the present one, as a query does that is started with another operator:
-        its state is taken from the log, and written anew, in its columns, in an epoch without rows.
+        """Continue with an operator that follows the current operator, like a query that is started with a changed
+        operator. The state is read from the log, and written with the new columns in an epoch without rows.
 
         Raises OperatorChanged or StateSchemaChanged if the operator does not follow, and InvalidConfig with `checks`:
-        the continuous runner's replay needs the operator that has processed the rows before.
+        the replay of the continuous runner needs the operator that processed the earlier rows.
         """
         if self._checks is not None:
             raise InvalidConfig("a harness with checks has no other operator; the continuous runner refuses it")
@@ -358,10 +358,10 @@ class OperatorHarness:
 def check_any_batches(
     make: Callable[[], OperatorHarness], epochs: Sequence[Sequence[Row]], random: Random, *, results: bool = True
 ) -> None:
-    """Process the same epochs whole, row by row, and cut at random.
+    """Process the same epochs as whole batches, row by row, and several times in random batches.
 
-    Raises NotReproduced unless the state is the same each time, and the results in any order. Without `results` these
-    are not compared, for operators that give results after each batch.
+    Raises NotReproduced unless the state is the same each time, and the results are the same in any order. Use
+    `results=False` for operators that give results after each batch: then results are not compared.
     """
     whole = _fed(make(), epochs, lambda rows: ())
     plans: list[Callable[[int], Sequence[int]]] = [lambda rows: range(1, rows)]

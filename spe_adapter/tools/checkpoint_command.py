@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.commands import add_server_arguments, client_of, status_of
+from logstore.client.commands import add_action, add_server_arguments, client_of, status_of
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.epochs.client import describe
@@ -25,12 +25,17 @@ _MAX_QUERIES: Final = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn checkpoint`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = actions.add_parser(
-        "show", help="list the queries that wrote to a topic, newest first, with their input positions"
+    show = add_action(
+        actions, "show", "list the queries that wrote to a topic, newest first, with their input positions"
     )
-    show.add_argument("topic", help="the queries' output topic")
-    again = actions.add_parser("rebuild", help="rebuild the checkpoint of a stopped query from the log")
-    again.add_argument("directory", type=Path, help="checkpoint directory on this machine; may be empty or missing")
+    show.add_argument("topic", metavar="TOPIC", help="the queries' output topic")
+    again = add_action(actions, "rebuild", "rebuild the checkpoint of a stopped query from the log")
+    again.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIRECTORY",
+        help="checkpoint directory on this machine; may be empty or missing",
+    )
     again.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     for action in (show, again):
         add_server_arguments(action)

@@ -1,7 +1,7 @@
-"""`cairn checkpoints`: operators' checkpoints, as a sink and a coordinator's registry know them.
+"""`cairn checkpoints`: the checkpoints of operators that a sink and a coordinator's registry have.
 
-Invariants: `list`, `show` and `verify` change nothing; `register` adds to the registry what the sink has, and says so;
-`remove` removes the checkpoints of one query, which no reader holds records for, unless it is forced.
+Invariants: `list`, `show` and `verify` change nothing. `register` adds checkpoints of the sink to the registry, and
+prints them. `remove` removes the checkpoints of a query; without `--force`, only if no reader holds records for it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
-from logstore.client.commands import CommandConfigUnusable, add_server_arguments, client_of, status_of
+from logstore.client.commands import CommandConfigUnusable, add_action, add_server_arguments, client_of, status_of
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
 from scheduler.client.tls import client_tls
@@ -43,38 +43,70 @@ except ImportError:  # the extra `demo` has it; without it there is no bar
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+HDFS_USER: Final = "cairn"
 PATIENCE_S: Final = 10.0
 MAX_HOSTS: Final = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn checkpoints`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    every = actions.add_parser("list", help="list all checkpoints with epoch, size and state")
-    show = actions.add_parser("show", help="show one checkpoint with its files, and the hosts that load it fastest")
-    show.add_argument("checkpoint", help="UNIT-SEQ as `list` shows it, or a unit: its newest complete checkpoint")
-    verify = actions.add_parser("verify", help="read and check every byte of the complete checkpoints")
-    again = actions.add_parser("register", help="register a sink's complete checkpoints with a coordinator")
-    remove = actions.add_parser("remove", help="remove all checkpoints of a deleted query, with their registry entries")
-    remove.add_argument("query", help="the query's id, as `list --json` shows it")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    every = add_action(actions, "list", "list all checkpoints with epoch, size and state (the default)")
+    show = add_action(actions, "show", "show a checkpoint with its files, and the hosts that load it fastest")
+    show.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="UNIT-SEQ as `list` shows it, or a unit: its newest complete one"
+    )
+    verify = add_action(actions, "verify", "read and check every byte of the complete checkpoints")
+    again = add_action(actions, "register", "register a sink's complete checkpoints with a coordinator")
+    remove = add_action(actions, "remove", "remove all checkpoints of a deleted query, with their registry entries")
+    remove.add_argument("query", metavar="QUERY", help="the query's id, as `list --json` shows it")
     add_server_arguments(remove)  # of the sidecar, which knows whether the query may come back
     remove.add_argument("--force", action="store_true", help="do not ask a sidecar whether the query may come back")
+    _add_places(parser, is_action=False)
+    _add_unit(parser, is_action=False)
     for action in (every, verify, again):
-        action.add_argument("--unit", help="only this unit (its name as in paths, QUERY.PARTITION) or this query's id")
+        _add_unit(action, is_action=True)
     for action in (every, show, verify, again, remove):
-        action.add_argument("--sink", help="where the checkpoints are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
-        action.add_argument("--user", default="cairn", help="HDFS user (default: %(default)s)")
-        action.add_argument(
-            "--coordinator", metavar="URL[,URL]", help="the coordinator with the registry, http://HOST:PORT"
-        )
-        action.add_argument("--token-file", default="", help="file with the coordinator's token")
-        action.add_argument("--ca-file", default="", help="PEM file with the CAs of the coordinator's certificate")
-        action.add_argument("--certificate-file", default="", help="PEM file with the client certificate and key")
-        action.add_argument("--json", action="store_true", help="one JSON object per line")
+        _add_places(action, is_action=True)
+
+
+def _add_unit(parser: argparse.ArgumentParser, *, is_action: bool) -> None:
+    default = argparse.SUPPRESS if is_action else None
+    what = "only this unit (its name as in paths, QUERY.PARTITION) or this query's id"
+    parser.add_argument("--unit", default=default, help=what)
+
+
+def _add_places(parser: argparse.ArgumentParser, *, is_action: bool) -> None:
+    """Where the checkpoints and their registry are. `is_action`: the flags are also those of the command."""
+
+    def default(value: object) -> object:
+        return argparse.SUPPRESS if is_action else value
+
+    parser.add_argument(
+        "--sink",
+        default=default(None),
+        metavar="URL",
+        help="where the checkpoints are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY",
+    )
+    parser.add_argument("--user", default=default(HDFS_USER), help=f"HDFS user (default: {HDFS_USER})")
+    parser.add_argument(
+        "--coordinator",
+        default=default(None),
+        metavar="URL[,URL]",
+        help="the coordinator with the registry, http://HOST:PORT",
+    )
+    for name, what in (
+        ("token-file", "file with the coordinator's token"),
+        ("ca-file", "PEM file with the CAs of the coordinator's certificate"),
+        ("certificate-file", "PEM file with the client certificate and key"),
+    ):
+        parser.add_argument(f"--{name}", default=default(""), metavar="FILE", help=what)
+    parser.add_argument("--json", action="store_true", default=default(False), help="one JSON object per line")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status: 1 if something is damaged or cannot be asked."""
+    arguments.action = arguments.action or "list"
     needed = {"verify": ("sink",), "register": ("sink", "coordinator"), "remove": ("sink",)}.get(arguments.action, ())
     missing = [f"--{name}" for name in needed if not getattr(arguments, name)]
     if missing or not (arguments.sink or arguments.coordinator):

@@ -51,7 +51,7 @@ _SETTINGS: Final = ("retention.ms", "retention.bytes", "segment.bytes", "max.mes
 
 
 class Fork(NamedTuple):
-    """The result of a fork: the new query's id, the batch behind which it goes on, the epoch of the original, and the
+    """The result of a fork: the new query's id, the batch after which it continues, the epoch of the original, and the
     number of open windows that it begins with.
     """
 
@@ -91,17 +91,17 @@ def fork(
     options: Mapping[str, str],
     network: Network | None = None,
 ) -> Fork:
-    """Make a new query of the state of `query` (None: the only one in `topic`) as of the end of a batch of Spark's, or
-    of an epoch of the log (neither: the newest).
+    """Create a new query from the state of `query` (None: the only query in `topic`), as of the end of a Spark batch
+    or of an epoch of the log (default: the newest).
 
-    The new query is started with `checkpoint`, a new directory on this machine, and writes into the topic `to`, which
-    is created. It goes on with the batch behind, in its source's input, which nothing here keeps from retention. What
-    it needs of its own topic stays until it starts: it is a registered reader already, unless `options` allow trimming.
-    `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints` where the log begins
-    behind a checkpoint. `network` is how the sidecar is reached; None: as by any client.
+    Start the new query with `checkpoint`, a new directory on this machine. The query writes into the topic `to`, which
+    this function creates, and continues with the input after that batch. Nothing protects this input from retention.
+    Records of the new topic that the query needs are kept until it starts, because the query is registered as a reader,
+    unless `options` allow trimming. `options` are the options of the query: `kafka.bootstrap.servers` is required, and
+    `checkpoints` if the log begins after a checkpoint. `network` reaches the sidecar; None: the host's network.
 
-    Raises ForkRefused, CheckpointRefused, QueryNotFound, EpochNotFound, StateTrimmed and the sidecar's errors before
-    anything is changed. After an interruption, call it again.
+    Raises ForkRefused, CheckpointRefused, QueryNotFound, EpochNotFound, StateTrimmed and the sidecar's errors before it
+    changes anything. After an interruption, call the function again.
     """
     parsed, host = parse_stateful(options, topic), ThisHost(network)
     root = local_path(str(checkpoint))

@@ -66,15 +66,15 @@ def reset(
     options: Mapping[str, str],
     network: Network | None = None,
 ) -> Reset:
-    """Take the state of `query` (Spark's query id) in `topic` back to the end of `batch`.
+    """Reset the state of `query` (Spark's query id) in `topic` to the end of `batch`.
 
     The query must not run; a running query fails at its next epoch. `checkpoint` is its checkpoint directory on this
-    machine, from which the files of later batches are removed. If the checkpoint is elsewhere, remove every file with a
-    number above `batch` from its directories `offsets` and `commits` before the query starts again; until then the
-    query refuses to start. `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints`
-    where the log begins behind a checkpoint. `network` is how the sidecar is reached; None: as by any client.
+    machine, from which this function removes the files of later batches. If the checkpoint is elsewhere, remove every
+    file with a number above `batch` from its directories `offsets` and `commits` before the query starts again; until
+    then the query refuses to start. `options` are the options of the query: `kafka.bootstrap.servers` is required, and
+    `checkpoints` if the log begins after a checkpoint. `network` reaches the sidecar; None: the host's network.
 
-    Raises ResetRefused, StateTrimmed and the sidecar's errors before anything is changed.
+    Raises ResetRefused, StateTrimmed and the sidecar's errors before it changes anything.
     """
     parsed, host = parse_stateful(options, topic), ThisHost(network)
     sink = parsed.sink

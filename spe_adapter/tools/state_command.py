@@ -1,7 +1,7 @@
-"""`cairn state`: shows the state of queries in the log, in checkpoints and in this host's memory, resets and forks a
-query.
+"""`cairn state`: shows the state of queries in the log, in checkpoints and in this host's memory; resets and forks
+queries.
 
-Invariant: `show` and `memory` change nothing; `reset` appends one epoch to the query's topic, `fork` to a new one.
+Invariant: `show` and `memory` change nothing; `reset` appends an epoch to the query's topic, `fork` to a new topic.
 """
 
 import argparse
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.commands import add_server_arguments, client_of, properties_of, status_of
+from logstore.client.commands import add_action, add_server_arguments, client_of, properties_of, status_of
 from logstore.client.security import PROPERTIES
 from logstore.client.told_network import ToldNetwork
+from logstore.commands.output import show_time
 from logstore.errors import CairnError
 from spe_adapter.checkpoint.whole_state import place_of
 from spe_adapter.datasource.options import DEFAULT_SINK_LIMIT_MS
@@ -28,7 +29,7 @@ from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn state`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = actions.add_parser("show", help="show a query's open windows, positions and extent, from the log")
+    show = add_action(actions, "show", "show a query's open windows, positions and extent, from the log")
     _add_topic(show)
     show.add_argument("--query", help="only this query (default: every query whose state is in the topic)")
     show.add_argument("--partition", type=int, help="only this partition")
@@ -36,15 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--windows", type=int, default=0, metavar="N", help="list N open windows of each partition")
     show.add_argument("--json", action="store_true", help="one JSON object per query and partition")
     _add_checkpoints(show)
-    memory = actions.add_parser("memory", help="show the shared memory that queries use on this host")
-    memory.add_argument("--directory", type=Path, default=default_root(), help="default: %(default)s")
-    back = actions.add_parser("reset", help="set a stopped query back to an earlier batch")
+    memory = add_action(actions, "memory", "show the shared memory that queries use on this host")
+    memory.add_argument(
+        "--directory", type=Path, default=default_root(), help="directory of the shared state (default: %(default)s)"
+    )
+    back = add_action(actions, "reset", "set a stopped query back to an earlier batch")
     _add_topic(back)
     back.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     back.add_argument("--batch", type=int, required=True, help="the last batch to keep")
     back.add_argument("--checkpoint", type=Path, help="the query's local checkpoint: newer batches are removed from it")
     _add_checkpoints(back)
-    branch = actions.add_parser("fork", help="start a new query from another query's state and input positions")
+    branch = add_action(actions, "fork", "start a new query from another query's state and input positions")
     _add_topic(branch)
     branch.add_argument("--query", help="the query's id, as `show` lists it (default: the only one in the topic)")
     moment = branch.add_mutually_exclusive_group()
@@ -56,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_topic(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", help="the query's output topic")
+    parser.add_argument("topic", metavar="TOPIC", help="the query's output topic")
     add_server_arguments(parser)
 
 
@@ -152,13 +155,18 @@ _COLUMNS: Final = {
     "open_windows": "open windows",
     "extent_records": "extent (records)",
     "control_bytes": "to scan (bytes)",
-    "watermark_ms": "watermark (ms)",
+    "watermark_ms": "watermark",
 }
 
 
 def _print_table(found: Sequence[InspectedState]) -> None:
-    rows = [[str(_fields(state, 0).get(name, "")) for name in _COLUMNS] for state in found]
+    rows = [[table_cell(name, _fields(state, 0).get(name, "")) for name in _COLUMNS] for state in found]
     _print_rows(list(_COLUMNS.values()), rows)
+
+
+def table_cell(name: str, value: object) -> str:
+    """The text of a value in the table; a time, in ms since 1970, as an ISO 8601 text in UTC."""
+    return show_time(value) if name.endswith("_ms") and isinstance(value, int) else str(value)
 
 
 def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -10,13 +10,14 @@ from trio.testing import MockClock
 
 from logstore import events as sidecar_events
 from logstore.base.events import Level, LogEvent
-from logstore.base.report import REMEMBERED, REPEAT_S, Reporter
+from logstore.base.report import MAX_REASONS, REMEMBERED, REPEAT_S, Reporter
 from scheduler.coordinator import log_events as coordinator_events
 
 EVENT = LogEvent("two_words")
 FAILED = LogEvent("failed", Level.WARNING)
 LOST = LogEvent("lost", Level.ERROR)
 CLOSED = LogEvent("closed", folded_by="client", caused_by_clients=True)
+REFUSED = LogEvent("refused", folded_by="client", counted_by="why", caused_by_clients=True)
 CAUSED = LogEvent("caused", caused_by_clients=True)
 
 
@@ -104,6 +105,40 @@ def test_lines_about_one_client_are_folded_whatever_they_say() -> None:
         ("10.0.0.2", "too slow", None),
         ("10.0.0.1", "a frame of 999 bytes", 999),
     ]
+
+
+def shown(target: io.StringIO) -> list[tuple[str, str, int]]:
+    """The lines so far: client, reason, repeats."""
+    lines = map(json.loads, target.getvalue().splitlines())
+    return [(line["client"], line["why"], line.get("repeated", 0)) for line in lines]
+
+
+def test_repeats_are_counted_for_each_reason() -> None:
+    """A count never stands beside a reason that it does not count: a bad certificate is no plain connection."""
+    target, clock = io.StringIO(), Clock()
+    report = Reporter(clock, as_json=True, target=target)
+    for _ in range(14):
+        report(REFUSED, client="10.0.0.1", why="plain text")
+    report(REFUSED, client="10.0.0.1", why="bad certificate")
+    report(REFUSED, client="10.0.0.1", why="plain text")
+    first = [("10.0.0.1", "plain text", 0), ("10.0.0.1", "bad certificate", 0)]
+    assert shown(target) == first
+    clock.now_s += REPEAT_S
+    report(REFUSED, client="10.0.0.1", why="bad certificate")
+    report.flush()
+    assert shown(target) == [*first, ("10.0.0.1", "bad certificate", 0), ("10.0.0.1", "plain text", 14)]
+
+
+def test_a_client_has_few_reasons_of_its_own() -> None:
+    """A client that invents a reason each time gets a line for each of the first few, and one for all others."""
+    target, clock = io.StringIO(), Clock()
+    report = Reporter(clock, as_json=True, target=target)
+    for number in range(1000):
+        report(REFUSED, client="10.0.0.1", why=f"a frame of {number} bytes")
+    clock.now_s += REPEAT_S
+    report.flush()
+    separate = [("10.0.0.1", f"a frame of {number} bytes", 0) for number in range(MAX_REASONS + 1)]
+    assert shown(target) == [*separate, ("10.0.0.1", "a frame of 999 bytes", 999 - MAX_REASONS)]
 
 
 def test_more_addresses_than_can_be_remembered_write_no_more_lines() -> None:

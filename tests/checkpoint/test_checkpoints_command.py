@@ -81,6 +81,7 @@ def test_a_sink_is_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[1].endswith("unfinished")
     assert re.search(r" 3 +\d{4}-.*over 1, 2 .*complete$", lines[2])
     assert re.search(r" 1 +\d{4}-.*full .*complete$", lines[4])
+    assert run(capsys, "--sink", root.as_uri()).splitlines() == lines, "without an action, they are listed"
     found = objects(run(capsys, "list", "--sink", root.as_uri(), "--json"))
     assert [one["state"] for one in found] == ["unfinished", "complete", "complete", "complete"]
     assert (found[1]["query"], found[1]["bases"], found[3]["state_bytes"]) == (UNIT.query, [1, 2], 64 * 512)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import cast
 
 import pytest
 from confluent_kafka import Consumer
@@ -176,11 +178,33 @@ def test_the_command_line(sidecar: Sidecar) -> None:
         client.remove_reader("empty")
         produce(client, 3)
         assert cli(sidecar, "list").stdout.startswith("a: 2 streams, 3 records behind, acknowledged ")
+        assert cli(sidecar).stdout.startswith("a: 2 streams, 3 records behind, acknowledged ")
         assert "t-0: holds from offset 0, 3 records behind\n" in cli(sidecar, "show", "a").stdout
         assert cli(sidecar, "remove", "a").stdout == "removed: a\n"
         wrong = cli(sidecar, "show", "a")
         assert wrong.returncode == 1
         assert wrong.stderr == "cairn readers show: no reader is registered as 'a'; register it first\n"
+
+
+def test_the_command_line_prints_json(sidecar: Sidecar) -> None:
+    """Each action, and the list without an action; `--timeout` is an option as of every command that asks a sidecar."""
+
+    def answer(*words: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(cli(sidecar, "--json", "--timeout", str(PATIENCE_S), *words).stdout)
+        return found
+
+    with connected(sidecar) as client:
+        client.create_topic(TOPIC, 1)
+        place = {"topic": TOPIC, "partition": 0, "offset": 0}
+        assert answer("add", "a", TOPIC, "--group", "g") == {"registered": "a", "streams": [place]}
+        produce(client, 3)
+        (listed,) = cast("list[dict[str, object]]", answer()["readers"])
+        assert isinstance(listed.pop("idle_ms"), int)
+        assert listed == {"reader": "a", "group": "g", "query": None, "streams": 1, "lag": 3, "released": 0}
+        shown = answer("show", "a")
+        assert (shown["streams"], shown["released"]) == ([{**place, "lag": 3}], [])
+        assert answer("remove", "a") == {"removed": "a"}
+        assert answer("list") == {"readers": []}
 
 
 def test_a_reader_follows_a_kafka_group(sidecar: Sidecar) -> None:

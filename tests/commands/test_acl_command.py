@@ -148,16 +148,16 @@ SAID = {
         "--operation",
         "Write",
     ): "--operation Write does not apply to a Group; use",
-    ("add", "--user", "b", "--topic", "t", "--operation", "Read", "--host", "a.example"): "host 'a.example' is no IP",
+    ("add", "--user", "b", "--topic", "t", "--operation", "Read", "--host", "a.example"): "host 'a.example' is not",
     ("add", "--user", "b", "--topic", "", "--operation", "Read"): "a resource name of 0 characters",
     ("add", "--user", "b", "--topic", "*", "--prefixed", "--operation", "Read"): "--topic '*' with --prefixed",
-    ("add", "--user", "b", "--producer", "--topic", "t", "--operation", "Read"): "--operation does not go with --produ",
-    ("add", "--user", "b", "--deny", "--producer", "--topic", "t"): "--deny does not go with --producer",
-    ("add", "--user", "b", "--producer", "--topic", "t", "--group", "g"): "--group 'g' does not go with --producer",
-    ("add", "--user", "b", "--producer"): "--producer: no --topic is named",
-    ("add", "--user", "b", "--consumer", "--topic", "t"): "--consumer: no --group is named",
-    ("add", "--user", "b", "--idempotent", "--cluster", "--operation", "All"): "--idempotent goes with --producer",
-    ("add", "--deny", "--allow-principal", "User:b", "--topic", "t", "--operation", "Read"): "--deny goes with --user",
+    ("add", "--user", "b", "--producer", "--topic", "t", "--operation", "Read"): "--operation cannot be combined with",
+    ("add", "--user", "b", "--deny", "--producer", "--topic", "t"): "--deny cannot be combined with --producer",
+    ("add", "--user", "b", "--producer", "--topic", "t", "--group", "g"): "--group 'g' cannot be combined with",
+    ("add", "--user", "b", "--producer"): "--producer needs --topic",
+    ("add", "--user", "b", "--consumer", "--topic", "t"): "--consumer needs --group",
+    ("add", "--user", "b", "--idempotent", "--cluster", "--operation", "All"): "--idempotent needs --producer",
+    ("add", "--deny", "--allow-principal", "User:b", "--topic", "t", "--operation", "Read"): "--deny needs --user",
     (
         "add",
         "--deny-principal",
@@ -188,7 +188,7 @@ def test_a_line_is_bounded() -> None:
     topics = [word for number in range(MAX_AT_ONCE) for word in ("--topic", f"t{number}")]
     finished = cairn("acl", "add", "--user", "b", "--operation", "Read", "--operation", "Write", *topics)
     assert (finished.status, finished.out) == (2, "")
-    assert f"{2 * MAX_AT_ONCE} entries; at most {MAX_AT_ONCE}" in finished.err
+    assert f"{2 * MAX_AT_ONCE} ACLs, the maximum is {MAX_AT_ONCE}" in finished.err
 
 
 # ---- against a sidecar
@@ -205,7 +205,7 @@ def test_what_is_added_is_shown_and_removed(guarded: Sidecar) -> None:
     assert first.out.splitlines()[-1] == "added: 3 ACLs"
     more = acl(guarded, "add", "--user", "etl", "--operation", "Write", "--operation", "Read", "--topic", "orders-",
                "--prefixed")  # fmt: skip
-    assert (more.err, more.out.splitlines()[-1]) == ("", "added: 1 ACL; 1 already there")
+    assert (more.err, more.out.splitlines()[-1]) == ("", "added: 1 ACL; 1 existed before")
     assert (
         acl(guarded, "add", "--user", "bob", "--deny", "--host", "::1", "--operation", "All", "--cluster").status == 0
     )
@@ -260,9 +260,12 @@ def test_every_acl_goes_only_with_all(guarded: Sidecar) -> None:
     refused = acl(guarded, "remove", "--yes")
     assert refused.status == 2
     assert "--all removes every ACL" in refused.err
+    for pattern in ("any", "match"):
+        refused = acl(guarded, "remove", "--resource-pattern-type", pattern, "--yes")
+        assert "--all removes every ACL" in refused.err
     mixed = acl(guarded, "remove", "--all", "--user", "bob", "--yes")
     assert mixed.status == 2
-    assert "--all goes without options" in mixed.err
+    assert "--all cannot be combined" in mixed.err
     assert len(acl(guarded, "--json").json["acls"]) == 1
     gone = acl(guarded, "remove", "--all", "--yes", "--json")
     assert (gone.status, len(gone.json["removed"])) == (0, 1)

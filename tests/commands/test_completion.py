@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from logstore.commands.completion import all_words
-from logstore.commands.table import COMMANDS, GROUPS
+from logstore.commands.table import COMMANDS, GROUPS, load
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 
@@ -99,6 +101,33 @@ def test_words_are_those_of_the_parsers() -> None:
         flags = set(re.findall(r"--[a-z-]+", cairn(name, "--help").out.split("\n\n")[0] + cairn(name, "--help").out))
         assert {word for word in words[f"/{name}"] if word.startswith("--")} <= flags | {"--help"}
     assert "/groups/reset" in words
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A command's parser, and those of its actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_complete(name: str) -> None:
+    """The help of each action begins with what the action does; positional arguments have names in capitals; no
+    default is empty.
+    """
+    command = argparse.ArgumentParser(prog=f"cairn {name}", description=COMMANDS[name][1])
+    load(name).add_arguments(command)
+    for parser in parsers(command):
+        assert parser.description, parser.prog
+        text = parser.format_help()
+        assert "default )" not in text
+        assert "default: )" not in text
+        placed = [action for action in parser._actions if not action.option_strings and action.dest != "action"]
+        names = [str(action.metavar) for action in placed]
+        assert names == [name.upper() for name in names], parser.prog
+        assert "None" not in names, parser.prog
 
 
 def test_help_shows_every_command_once() -> None:

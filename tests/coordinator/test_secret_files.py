@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from logstore.base.accepted_secrets import CHECK_S, MAX_FORMER, OVERLAP_S
 from logstore.base.addresses import Address
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError
@@ -34,7 +35,7 @@ from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
-from scheduler.coordinator.tokens import CHECK_S, MAX_FORMER, OVERLAP_S, AcceptedTokens
+from scheduler.coordinator.tokens import AcceptedTokens
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.topology import racks
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator
@@ -90,6 +91,26 @@ def test_a_secret_is_what_its_file_has_now(tmp_path: Path) -> None:
     assert all(token not in str(reports.events) for token in TOKENS)
     with pytest.raises(CairnError):
         secret(tmp_path / "none")
+
+
+def test_a_file_that_can_be_read_again_counts(tmp_path: Path) -> None:
+    """Whatever kept it from being read is no part of the state of the file, such as too many open files at that moment:
+    it is read until it can be, without anybody writing it again, and is reported once.
+    """
+    path, reports, errors = tmp_path / "token", RecordedReports(), list[str]()
+
+    def text() -> str:
+        if errors:
+            raise CairnError(errors[0])
+        return text_of(path)
+
+    write(path, TOKENS[0])
+    sent = SecretFile(text, str(path), reports, setting="token")
+    write(path, TOKENS[1])
+    errors.append("too many open files")
+    assert (sent(), sent(), reports.names()) == (TOKENS[0], TOKENS[0], [SECRET_UNUSABLE.name])
+    errors.clear()
+    assert (sent(), sent(), reports.names()[1:]) == (TOKENS[1], TOKENS[1], [SECRET_LOADED.name])
 
 
 @contextmanager
@@ -168,6 +189,20 @@ def test_a_plan_table_is_sent_the_token_of_its_file(tmp_path: Path) -> None:
     assert sent == [f"Bearer {TOKENS[0]}", f"Bearer {TOKENS[1]}"]
 
 
+@pytest.mark.parametrize("text", ["\ufeff" + TOKENS[0], "one\ntwo", "a\x00b", "caf\u00e9"])
+@pytest.mark.parametrize("asking", [by_checkpoints, by_tier])
+def test_what_no_header_takes_is_no_token(
+    tmp_path: Path, text: str, asking: Callable[[str, Path], AbstractContextManager[Callable[[], object]]]
+) -> None:
+    """As what an editor saves with a mark of its own, or a file with two lines: it is refused at the start, and changes
+    nothing later.
+    """
+    path = tmp_path / "token"
+    write(path, text)
+    with pytest.raises(CairnError, match="token"), asking("http://127.0.0.1:1", path):
+        pass
+
+
 # ---- what a coordinator accepts
 
 
@@ -213,6 +248,38 @@ def test_both_tokens_are_accepted_for_a_while(tmp_path: Path) -> None:
     assert reports.names()[:2] == [SECRET_LOADED.name, SECRET_UNUSABLE.name]
     assert reports.names().count(SECRET_UNUSABLE.name) == 1
     assert all(token not in str(reports.events) for token in TOKENS)
+
+
+def test_a_former_token_ends_where_the_file_cannot_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that hangs makes no token live longer. What it holds when it goes on counts from then on, and the
+    token before it for OVERLAP_S from then.
+    """
+    path, clock, hangs = tmp_path / "token", MockClock(), threading.Event()
+    write(path, TOKENS[0])
+    tokens = AcceptedTokens(path)
+    check, states = ClientCheck(tokens), tokens._states
+
+    def hang() -> object:
+        hangs.wait()
+        return states()
+
+    async def run() -> None:
+        write(path, TOKENS[1])
+        await tokens._look(ignore)
+        assert knows(check) == [0, 1]
+        monkeypatch.setattr(tokens, "_states", hang)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tokens._look, ignore)
+            await trio.lowlevel.checkpoint()
+            clock.jump(OVERLAP_S)
+            assert knows(check) == [1]
+            write(path, TOKENS[2])
+            hangs.set()
+        assert knows(check) == [1, 2]
+
+    trio.run(run, clock=clock)
 
 
 def test_the_command_follows_its_token(tmp_path: Path) -> None:

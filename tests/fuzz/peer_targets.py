@@ -124,6 +124,7 @@ def _answer(data: bytes) -> object:
         lambda: messages.ranges_of(found, 1),
         lambda: messages.conflict_entries("/c/", found),
         lambda: messages.error_of(400, data),
+        lambda: messages.token_of(data),
         lambda: messages.grouped(messages.watch_answer("/c/", data).events),
     )
     for read in reads:

@@ -87,11 +87,9 @@ async def lives_that_end_by_themselves(server: Server) -> None:
         async with a_connection(server) as (connection, client):
             if number == 0:
                 client.sendall(NONSENSE)
-            elif number == 1:
-                connection._give_up_frame()
             else:
                 await be_served(client)
-                connection.stop()
+                (connection.stop if number == 1 else connection._give_up_frame)()
             await expect(connection, ConnectionState.LINGERING)
             client.shutdown(socket.SHUT_WR)
     async with a_connection(server) as (connection, _):

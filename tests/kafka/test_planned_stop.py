@@ -6,6 +6,7 @@ Time stands still but where a test moves it, so that a client is as late as the 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -198,3 +199,31 @@ async def test_a_stop_that_is_cut_short_resets_who_has_no_answer(tmp_path: Path)
     assert [await end_of(peer) for peer in (silent, served)] == [RESET, END]
     for peer in (silent, served):
         await peer.stream.aclose()
+
+
+async def test_versions_that_are_asked_for_behind_a_record_destroy_no_answer(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """A client whose first record is being stored when it asks for the versions, and when the sidecar stops: the answer
+    to the record is sent, and followed by an end; a reset could destroy it on its way.
+    """
+    async with serving(tmp_path) as server:
+        peer = await accepted(server)
+        server.files.gate = threading.Event()
+        await peer.send(produce_frame([batch()]), VERSIONS)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        async with stopping(server):
+            mock_clock.jump(FIRST_ANSWER_S)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            server.files.gate.set()
+            await peer.answer()
+            assert await end_of(peer) == END
+            await peer.stream.aclose()
+
+
+async def test_who_loses_its_first_frame_is_reset(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    """A client whose first frame is given up, because memory for requests is short, sees no end of its connection."""
+    async with serving(tmp_path) as server, await accepted(server, VERSIONS + HALF) as peer:
+        (connection,) = server.kafka._connections
+        connection._give_up_frame()
+        assert await end_of(peer) == RESET

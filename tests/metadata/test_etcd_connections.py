@@ -12,14 +12,14 @@ import trio
 import trio.testing
 
 from logstore.base.events import ignore
-from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.etcd import connections
 from logstore.base.metadata.etcd.connections import KEEP_IDLE_S, EtcdConnections
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.etcd.transport import AT_ONCE_BYTES, MAX_CONNECTIONS
 from logstore.base.metadata.interface import Committed, Put, Transaction
-from tests.metadata.slow_etcd import ONE, TWO, SlowEtcd, store_on
+from tests.metadata.slow_etcd import HEADER, ONE, TWO, SlowEtcd, store_on
 from tests.support.limits import PATIENCE_S
 
 CHANGE = Transaction((), (Put("a", b"1"),))
@@ -126,6 +126,111 @@ async def test_a_watch_whose_receiver_gives_up_goes_on(autojump_clock: trio.test
             with trio.move_on_after({1: 0.1, 2: 0.3, 3: 3.0}[asked]):  # before it is answered, while it is, and later
                 await watch.receive()
             assert etcd.asked["one", "watch"] == asked
+
+
+REFUSALS = {
+    "rights": (b'{"code": 7, "message": "etcdserver: permission denied"}', MetadataRefused, "give a user with rights"),
+    "login": (b'{"code": 16, "message": "etcdserver: invalid auth token"}', MetadataRefused, "check user and password"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_quiet_watch_whose_host_is_refused_says_so(
+    autojump_clock: trio.testing.MockClock, refusal: str
+) -> None:
+    """etcd does not end a watch when it takes away rights, or has another password: the question whether it is alive
+    is what is refused. The watch raises what any other call does, and not in a group, so its user can wait for better.
+    """
+    error, kind, said = REFUSALS[refusal]
+    etcd = SlowEtcd()
+    etcd.is_quiet = True
+    store = store_on(etcd, user="cairn", password="secret")
+    async with store.watch("", 1) as watch:
+        with trio.move_on_after(10.0):
+            await watch.receive()
+        etcd.errors["kv/range"] = error
+        etcd.errors["auth/authenticate"] = b'{"code": 3, "message": "etcdserver: authentication failed"}'
+        with trio.fail_after(10.0), pytest.raises(kind, match=said):
+            await watch.receive()
+        etcd.errors.clear()
+        with trio.move_on_after(10.0):
+            await watch.receive()
+    assert etcd.asked["one", "watch"] == 1, "what was refused was the question, so the watch is as good as before"
+
+
+async def test_an_error_that_is_none_of_a_watch(autojump_clock: trio.testing.MockClock) -> None:
+    """An endpoint that answers as etcd does not, as a gateway to something else: a watch waits and asks again."""
+    etcd = SlowEtcd()
+    etcd.is_quiet = True
+    etcd.errors["watch"] = b'{"code": 5, "message": "Not Found"}'
+    async with store_on(etcd).watch("", 1) as watch:
+        with trio.move_on_after(10.0):
+            await watch.receive()
+        etcd.errors = {"kv/range": etcd.errors["watch"]}
+        with trio.move_on_after(10.0):
+            await watch.receive()
+    assert etcd.asked["one", "watch"] > 5
+
+
+async def test_a_read_that_no_etcd_refuses(autojump_clock: trio.testing.MockClock) -> None:
+    """The same gateway, asked for entries: an error that whoever starts a host is told, not one of etcd's protocol."""
+    etcd = SlowEtcd()
+    not_found = b'{"code": 5, "message": "Not Found"}'
+    etcd.errors = {"kv/range": not_found, "kv/txn": not_found}
+    store = store_on(etcd)
+    for read in (lambda: store.get("a"), lambda: store.page("a"), lambda: store.page("a", beside="b")):
+        with pytest.raises(MetadataRefused, match="Not Found; etcd-endpoints must name members"):
+            await read()
+
+
+OLD_LOGIN = b'{"code": 3, "message": "etcdserver: revision of auth store is old"}'
+
+
+async def test_a_login_of_before_a_change_of_users_is_renewed(autojump_clock: trio.testing.MockClock) -> None:
+    """etcd says so of a call during which somebody changes a user or a right, and of each later one with a token that
+    names the revision of the users (JWT). Nothing was made: the call logs in again, and is made again, however often.
+    """
+    etcd = SlowEtcd()
+    store = store_on(etcd, user="cairn", password="secret")
+    etcd.errors_once = {"kv/range": [OLD_LOGIN], "kv/txn": [OLD_LOGIN] * 5}
+    assert (await store.get("a")).revision == 1
+    assert etcd.asked["one", "auth/authenticate"] == 2
+    assert isinstance(await store.commit(CHANGE), Committed)
+    assert etcd.asked["one", "kv/txn"] == 6
+
+
+async def test_a_watch_logs_in_again_behind_a_change_of_users(autojump_clock: trio.testing.MockClock) -> None:
+    """As any other call: etcd ends such a watch as it begins, with the same words."""
+    reason = "rpc error: code = InvalidArgument desc = etcdserver: revision of auth store is old"
+    ended = {"result": {"header": HEADER, "created": True, "canceled": True, "cancel_reason": reason}}
+    etcd = SlowEtcd()
+    etcd.is_quiet = True
+    store = store_on(etcd, user="cairn", password="secret")
+    await store.get("a")
+    etcd.answers["watch"] = ended
+    async with store.watch("", 1) as watch, trio.open_nursery() as nursery:
+        nursery.start_soon(watch.receive)
+        await trio.sleep(0.01)
+        assert etcd.asked["one", "watch"] == 1
+        etcd.answers.clear()
+        await trio.sleep(3.0)
+        assert etcd.asked["one", "auth/authenticate"] == 2
+        nursery.cancel_scope.cancel()
+
+
+TOKENS = ("", "a b", "a\r\nX: y", "\ud800", "\u20ac", None, 7, {"a": 1})
+
+
+@pytest.mark.parametrize("token", TOKENS)
+async def test_a_token_that_no_header_may_have_is_no_token(
+    autojump_clock: trio.testing.MockClock, token: object
+) -> None:
+    """An endpoint that gives such a token has failed, as one that does not answer: nothing is sent with it."""
+    etcd = SlowEtcd()
+    etcd.answers["auth/authenticate"] = {"token": token}
+    with pytest.raises(MetadataUnavailable, match="no token"):
+        await store_on(etcd, user="cairn", password="secret").get("a")
+    assert not etcd.asked["one", "kv/range"]
 
 
 # ---- real sockets

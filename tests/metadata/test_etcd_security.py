@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import trio
 import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from logstore.base.events import ignore
 from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable
@@ -21,6 +23,12 @@ from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 
 pytestmark = needs_etcd
+
+USERS = (
+    ("user", "add", "root:root"), ("user", "grant-role", "root", "root"),
+    ("user", "add", "cairn:secret"), ("role", "add", "cairn"), ("user", "grant-role", "cairn", "cairn"),
+    ("role", "grant-permission", "cairn", "readwrite", "/cairn/", "--prefix=true"), ("auth", "enable"),
+)  # fmt: skip
 
 
 async def test_tls_and_client_certificates(tmp_path: Path) -> None:
@@ -130,11 +138,7 @@ async def test_a_password_is_as_new_as_its_file(tmp_path: Path) -> None:
     login = {"user": "cairn", "password": SecretFile(path.read_text, str(path), ignore, setting="etcd-password-file")}
     with etcd_members(tmp_path) as members:
         (member,) = members
-        for words in (
-            ("user", "add", "root:root"), ("user", "grant-role", "root", "root"),
-            ("user", "add", "cairn:secret"), ("role", "add", "cairn"), ("user", "grant-role", "cairn", "cairn"),
-            ("role", "grant-permission", "cairn", "readwrite", "/cairn/", "--prefix=true"), ("auth", "enable"),
-        ):  # fmt: skip
+        for words in USERS:
             await etcdctl(member, *words)
         change = ("user", "passwd", "cairn", "--interactive=false")
         async with open_etcd(settings_for(members, **login), Random(0), ignore) as store:
@@ -150,3 +154,31 @@ async def test_a_password_is_as_new_as_its_file(tmp_path: Path) -> None:
             found = (await store.get("a")).entry
             assert found is not None
             assert found.value == b"3"
+
+
+@pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl is installed: apt-get install etcd-client")
+async def test_tokens_that_end_with_each_change_of_a_user(tmp_path: Path) -> None:
+    """An etcd whose tokens (JWT) name the revision of its users: whoever is changed there, calls and watches go on."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    files = {"pub-key": tmp_path / "public.pem", "priv-key": tmp_path / "private.pem"}
+    pem = serialization.Encoding.PEM
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    files["pub-key"].write_bytes(public)
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files["priv-key"].write_bytes(private)
+    words = ",".join(f"{name}={path}" for name, path in files.items())
+    with etcd_members(tmp_path, options=["--auth-token", f"jwt,{words},sign-method=ES256,ttl=10m"]) as members:
+        (member,) = members
+        for words_of_user in USERS:
+            await etcdctl(member, *words_of_user)
+        async with etcd_store(members, user="cairn", password="secret") as store:
+            revision = await committed(store, put("a", b"1"))
+            async with store.watch("", revision) as watch:
+                for number in range(3):
+                    await etcdctl(member, "user", "add", f"other{number}:x", user="root:root")
+                    found = (await store.get("a")).entry
+                    assert found is not None
+                    await etcdctl(member, "user", "add", f"another{number}:x", user="root:root")
+                    newer = await committed(store, put("a", b"%d" % number))
+                    with trio.fail_after(PATIENCE_S):
+                        assert (await watch.receive()).revision == newer

@@ -11,6 +11,7 @@ import pytest
 from logstore.cli import main
 from spe_adapter.continuous.loop import Event, FragmentProgress
 from spe_adapter.continuous.runner import Options, Runner
+from spe_adapter.tools.state_command import table_cell
 from tests.continuous.processes import WINDOW, Work, create, described, produce
 from tests.support.sidecar import Sidecar
 
@@ -18,10 +19,12 @@ KEYS = 40
 RECORDS = 1000
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Iterator[Work]:
-    """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0."""
-    with Sidecar(tmp_path / "data") as sidecar:
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
+    """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0. The tests only
+    look.
+    """
+    with Sidecar(tmp_path_factory.mktemp("sidecar")) as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", [(b"key-%d" % (n % KEYS), n) for n in range(RECORDS)])
         done = Work(sidecar.address, "sums", RECORDS)
@@ -63,6 +66,13 @@ def test_show_prints_a_table(work: Work, capsys: pytest.CaptureFixture[str]) -> 
     head, line = capsys.readouterr().out.splitlines()
     assert head.startswith("query")
     assert line.startswith("sums.0")
+
+
+def test_a_watermark_is_shown_as_a_time() -> None:
+    """A person reads a date, in UTC; a number that no calendar has, such as that before any row, stays a number."""
+    assert table_cell("watermark_ms", 1767261900000) == "2026-01-01T10:05:00.000Z"
+    assert table_cell("watermark_ms", -(2**63)) == str(-(2**63))
+    assert table_cell("extent_records", 1767261900000) == "1767261900000"
 
 
 def test_a_topic_without_state_says_so(work: Work, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from logstore.base.certificates import LoadedTls
+from logstore.base.client_tls import ClientTls
 from logstore.base.connected_socket import HandshakeFailed
 from logstore.base.errors import TlsError
 from logstore.base.tls import ServerTls, TlsFiles
@@ -60,6 +63,32 @@ def test_a_changed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path) ->
     os.remove(found.server)
     with pytest.raises(TlsError, match="No such file"):
         tls.reload(force=True)
+
+
+def test_files_that_could_not_be_read_for_a_moment_are_loaded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process has no descriptor left when its certificate is renewed: nobody has to write the files again.
+    The reason is said once.
+    """
+    found = make_certificates(tmp_path)
+    server = ServerTls(files_of(found))
+    client = ClientTls(server._load, (str(found.server), str(found.server_key)), side="etcd")
+    both: tuple[LoadedTls, ...] = (server, client)
+    for tls in both:
+        with monkeypatch.context() as patches:
+            patches.setattr("logstore.base.tls.read_whole", refuse_to_read)
+            write_server(found, found.authority.issue_cert("127.0.0.1"))
+            with pytest.raises(TlsError, match="Too many open files"):
+                tls.reload()
+            assert not tls.reload()
+        assert tls.reload()
+        assert not tls.reload()
+
+
+def refuse_to_read(*_: str) -> None:
+    """As `read_whole` where the process has no descriptor left."""
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_key_with_a_password(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import trio
 
 from logstore.access.entries import LedgerEntries
 from logstore.client.blocking import Client, parse_addresses
+from logstore.client.commands import followed_security_of
 from logstore.client.errors import SecurityFailed, Unavailable
 from logstore.client.security import ClientSecurity as Security
 from logstore.client.security import SaslSecurity
@@ -272,6 +275,12 @@ def test_users_of_a_sidecar_that_runs(secured: Secured, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     shown = cairn("user", "list", *where).stdout.splitlines()
     assert "dora=x,y: SCRAM-SHA-512 (4096 iterations), SCRAM-SHA-256 (16384 iterations)" in shown
+    listed = json.loads(cairn("user", *where, "--json", "--timeout", str(PATIENCE_S)).stdout)["users"]
+    mechanisms = [("SCRAM-SHA-512", 4096), ("SCRAM-SHA-256", 16384)]
+    assert {
+        "user": "dora=x,y",
+        "mechanisms": [{"mechanism": name, "iterations": iterations} for name, iterations in mechanisms],
+    } in listed
     with pytest.raises(SecurityFailed, match="invalid credentials"), client_of(secured, "dora=x,y", "first") as client:
         client.topics()
     with client_of(secured, "dora=x,y", "hunter22") as client:
@@ -285,6 +294,37 @@ def test_users_of_a_sidecar_that_runs(secured: Secured, tmp_path: Path) -> None:
     assert gone.returncode == 1
     assert "there is no user 'dora=x,y'" in gone.stderr
     assert "hunter22" not in secured.sidecar.log() + added.stderr + again.stderr
+
+
+def test_a_program_that_runs_follows_its_login(secured: Secured, tmp_path: Path) -> None:
+    """Each new connection logs in with what the file has by then; a file that cannot be used, and one without a login,
+    leave the former one in use. What is logged in stays so.
+    """
+    where = ("--servers", secured.address("SASL_SSL"), "--command-config", str(command_config(secured, tmp_path / "c")))
+
+    def give(password: str) -> None:
+        added = cairn("user", "add", "fay", *where, text=f"{password}\n")
+        assert added.returncode == 0, added.stderr
+
+    give("first")
+    path = command_config(secured, tmp_path / "fay", "fay", "first")
+    security = followed_security_of(argparse.Namespace(command_config=path))
+    with Client(parse_addresses(secured.address("SASL_SSL")), limit_s=PATIENCE_S, security=security) as client:
+        for text in ("nonsense", "", "security.protocol=SSL\n"):
+            path.write_text(text)
+            client.close()
+            client.topics()
+        command_config(secured, path, "fay", "another")
+        client.topics()
+        give("another")
+        client.close()
+        client.topics()
+        give("third")
+        client.close()
+        with pytest.raises(SecurityFailed, match="invalid credentials"):
+            client.topics()
+    path.unlink()
+    assert repr(security).count("first") == 0
 
 
 def test_a_data_directory_in_use_is_refused(secured: Secured) -> None:
@@ -380,7 +420,7 @@ def test_a_client_without_tls_is_told_of_tls(secured: Secured) -> None:
     address = parse_addresses(secured.address("SASL_SSL"))
     with (
         Client(address, limit_s=0.5, request_timeout_s=PATIENCE_S, security=security) as client,
-        pytest.raises(Unavailable, match=r"security.protocol=SASL_SSL\); a server answers but closes the connection"),
+        pytest.raises(Unavailable, match=r"may require other TLS or login .*security.protocol=SASL_SSL\)$"),
     ):
         client.topics()
 

@@ -1,31 +1,31 @@
 """The keys of a Cairn cluster in its metadata store, and the transactions on them, as pure functions.
 
-| key | value | lives |
+| key | value | lifetime |
 |---|---|---|
-| `cluster` | `StoredCluster` | for good: the first host makes it |
-| `adoption` | who makes the cluster from a log: `cluster/adoption/adoption_entries.py` | until `cluster` is there |
+| `cluster` | `StoredCluster` | permanent: the first host creates the entry |
+| `adoption` | the adopter of a log: `cluster/adoption/adoption_entries.py` | until `cluster` exists |
 | `disks/DISK` | `StoredDisk`: label of the last start (`replica/identity.py`) | see `cluster/members/departures.py` |
-| `members/HOST` | `StoredMember` | as long as the host's lease |
-| `nodes/NODE-ID` | `StoredNode`: the host that has this number | the same |
-| `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
+| `members/HOST` | `StoredMember` | the host's lease |
+| `nodes/NODE-ID` | `StoredNode`: the host with this number | the same |
+| `leaving/HOST` | `Leaving`: the operator's order for the host | until the order is cancelled, or the host is removed |
 | `removed/HOST` | `Removal`: the host was removed | until many others were: `cluster/members/departures.py` |
-| `copies/coordinator` | `StoredCopyCoordinator`: the host that plans copies of chunks | as long as the host's lease |
-| `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
-| `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | as long as the host's lease |
-| `coordinator/leader/network` | `StoredNetwork`: what the leader plans on | the same |
-| `copies/slots` | `StoredCopyCoordinator`: the host that led last, if it gives slots | until another one leads |
-| `coordinator/head` | `StoredPlanHead`: each write of the coordinator's state puts it anew | for good |
+| `copies/coordinator` | `StoredCopyCoordinator`: the host that plans copies of chunks | the host's lease |
+| `copies/plan` | the copies that its plan allows now: `cluster/copies/copy_fields.py` | until the next plan |
+| `coordinator/leader` | `StoredLeader`: the host whose coordinator leads | the host's lease |
+| `coordinator/leader/network` | `StoredNetwork`: the network of the leader's plans | the same |
+| `copies/slots` | `StoredCopyCoordinator`: the last leader, if it gives slots | until another host leads |
+| `coordinator/head` | `StoredPlanHead`: replaced by each write of the coordinator's state | permanent |
 | `coordinator/state/`, `coordinator/batch/` | that state: `scheduler/coordinator/metadata/entries.py` | the same |
 | `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
-| `waits/TOPIC-ID/PARTITION/CHUNK` | `Wait`: what waits for a chunk | see `cluster/streams/takeover_waits.py` |
-| `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
+| `waits/TOPIC-ID/PARTITION/CHUNK` | `Wait`: a wait for a chunk | see `cluster/streams/takeover_waits.py` |
+| `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the topic |
 
-Modules are those of `logstore`, but for the coordinator's.
+Paths of modules begin at `logstore`, except the coordinator's.
 
 Invariants:
-* A host has its name and its node id alone, while its lease lasts, and joins with a disk that is known. A topic is
-  created once, and what belongs to it goes with it.
-* Values are JSON with a version, `v`; unknown versions and fields are refused by name.
+* While the lease of a host lasts, no other host has its name or its node id. A host joins with a known disk.
+* A topic is created once, and its entries are deleted with the topic.
+* Values are JSON with a version, `v`. Unknown versions and fields are refused by name.
 
 `docs/format.md` has the byte layout.
 """
@@ -52,7 +52,7 @@ from logstore.base.metadata.interface import (
 VERSION: Final = 1
 MAX_REPLICAS: Final = 5
 MAX_NAME_CHARACTERS: Final = 64
-"""Of a host, a rack or a disk's identity: such names fit into keys several times."""
+"""The longest name of a host, a rack or a disk: a key can contain several such names."""
 MAX_TOPIC_CHARACTERS: Final = 249
 """As in Kafka."""
 MAX_PARTITIONS: Final = 10_000
@@ -60,7 +60,7 @@ MAX_ADDRESSES: Final = 16
 MAX_SETTINGS: Final = 32
 MAX_RACK_CHARACTERS: Final = 255
 MAX_DOMAINS: Final = 8
-"""Of a host, within each other."""
+"""The maximum number of nested fault domains of a host."""
 MAX_RATE: Final = (1 << 53) - 1
 """Bytes per second."""
 MAX_NODE_ID: Final = (1 << 31) - 1
@@ -68,10 +68,10 @@ MAX_NODE_ID: Final = (1 << 31) - 1
 MAX_OFFSET: Final = (1 << 63) - 1
 MAX_ERROR_CHARACTERS: Final = 1_000
 MAX_QUERY_CHARACTERS: Final = 256
-"""Of the name of a query."""
+"""The longest name of a query."""
 MAX_URL_CHARACTERS: Final = 300
 MAX_OBJECT_CHARACTERS: Final = 600
-"""Of a key in the tier: the ids of cluster and topic, the topic's name, and some digits."""
+"""The longest key in the tier: the ids of cluster and topic, the topic's name, and some digits."""
 CLUSTER_KEY: Final = "cluster"
 ADOPTION_KEY: Final = "adoption"
 DISKS: Final = "disks/"
@@ -97,79 +97,79 @@ CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _NAME_TYPE: Final = String(MAX_NAME_CHARACTERS)
 _OBJECTS: Final = {
-    "StoredCluster": Object("Cluster", {"cluster_id": Field(_NAME_TYPE, "made by its first host")}),
+    "StoredCluster": Object("Cluster", {"cluster_id": Field(_NAME_TYPE, "the cluster's id, chosen by its first host")}),
     "StoredDisk": Object(
         "Disk",
         {
-            "host": Field(_NAME_TYPE, "that it was formatted for"),
-            "starts": Field(Integer(1), "how often it was started"),
-            "start": Field(_NAME_TYPE, "random name of the last start"),
+            "host": Field(_NAME_TYPE, "the host for which the disk was formatted"),
+            "starts": Field(Integer(1), "the number of starts on the disk"),
+            "start": Field(_NAME_TYPE, "the random name of the last start"),
         },
     ),
-    "StoredNode": Object("Node", {"host": Field(_NAME_TYPE, "that has the number")}),
+    "StoredNode": Object("Node", {"host": Field(_NAME_TYPE, "the host with the number")}),
     "StoredMember": Object(
         "Member",
         {
-            "disk": Field(_NAME_TYPE, "identity of its data directory"),
-            "start": Field(_NAME_TYPE, "random name of its last start"),
-            "node_id": Field(Integer(0, MAX_NODE_ID), "its number, for Kafka's clients"),
-            "link": Field(String(), "HOST:PORT where other hosts reach it"),
-            "rack": Field(String(MAX_RACK_CHARACTERS, 0), "its fault domains, from the widest: /zone/rack"),
-            "disk_rate": Field(Integer(0, MAX_RATE), "bytes per second that its disk takes; 0: not known", 0),
+            "disk": Field(_NAME_TYPE, "the identity of the data directory"),
+            "start": Field(_NAME_TYPE, "the random name of the last start"),
+            "node_id": Field(Integer(0, MAX_NODE_ID), "the number of the host, for Kafka's clients"),
+            "link": Field(String(), "HOST:PORT for other hosts"),
+            "rack": Field(String(MAX_RACK_CHARACTERS, 0), "the fault domains of the host, from the widest: /zone/rack"),
+            "disk_rate": Field(Integer(0, MAX_RATE), "bytes per second that the disk writes; 0: unknown", 0),
             "link_rates": Field(
-                ListOf(Integer(0, MAX_RATE), MAX_DOMAINS), "into each of its domains; 0: not known", ()
+                ListOf(Integer(0, MAX_RATE), MAX_DOMAINS), "bytes per second into each fault domain; 0: unknown", ()
             ),
-            "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
+            "addresses": Field(MapOf(String()), "HOST:PORT for each listener"),
         },
     ),
     "StoredCopyCoordinator": Object(
         "Coordinator",
         {
-            "host": Field(_NAME_TYPE, "that plans copies"),
-            "start": Field(_NAME_TYPE, "the life of the host in which it does"),
+            "host": Field(_NAME_TYPE, "the host that plans copies"),
+            "start": Field(_NAME_TYPE, "the start of the host in which it does so"),
         },
     ),
     "StoredLeader": Object(
         "Leader",
         {
-            "host": Field(_NAME_TYPE, "whose coordinator of checkpoints leads"),
-            "start": Field(_NAME_TYPE, "the life of the host in which it does"),
-            "url": Field(String(MAX_URL_CHARACTERS), "where that coordinator is asked"),
+            "host": Field(_NAME_TYPE, "the host whose coordinator of checkpoints leads"),
+            "start": Field(_NAME_TYPE, "the start of the host in which it does so"),
+            "url": Field(String(MAX_URL_CHARACTERS), "the URL of that coordinator"),
         },
     ),
     "StoredNetwork": Object(
         "Network",
         {
-            "revision": Field(Integer(1, MAX_OFFSET), "of the leader's entry"),
-            "fingerprint": Field(_NAME_TYPE, "SHA-256 of the network that the leader plans on"),
-            "hosts": Field(Integer(0, MAX_OFFSET), "that the network has"),
-            "links": Field(Integer(0, MAX_OFFSET), "the same"),
+            "revision": Field(Integer(1, MAX_OFFSET), "the revision of the leader's entry"),
+            "fingerprint": Field(_NAME_TYPE, "SHA-256 of the network of the leader's plans"),
+            "hosts": Field(Integer(0, MAX_OFFSET), "number of hosts in the network"),
+            "links": Field(Integer(0, MAX_OFFSET), "number of links in the network"),
         },
     ),
     "StoredPlanHead": Object(
         "PlanHead",
         {
-            "writes": Field(Integer(0, MAX_OFFSET), "how often the coordinator's state was written, at least"),
-            "batch": Field(Integer(0, MAX_OFFSET), "pieces of the batch whose changes may not all be made; 0: none", 0),
+            "writes": Field(Integer(0, MAX_OFFSET), "a lower bound of the number of writes of the coordinator's state"),
+            "batch": Field(Integer(0, MAX_OFFSET), "pieces of a batch that may be incomplete; 0: none", 0),
         },
     ),
     "Wait": Object(
         "Wait",
         {
-            "host": Field(_NAME_TYPE, "that has claimed the stream"),
-            "start": Field(_NAME_TYPE, "the life of the host in which it has"),
-            "chunk": Field(Integer(0, MAX_OFFSET), "epoch of the chunk that cannot be read"),
-            "first": Field(Integer(0, MAX_OFFSET), "first offset of the chunk"),
-            "end": Field(Integer(0, MAX_OFFSET), "the offset behind its last record"),
-            "object": Field(String(MAX_OBJECT_CHARACTERS, 0), "where it lies in the tier; empty: it does not"),
-            "error": Field(String(MAX_ERROR_CHARACTERS), "why it cannot be read"),
-            "lost": Field(Boolean(), "whether all who may have it were asked, and it is missing or damaged"),
-            "since_ms": Field(Integer(0, MAX_OFFSET), "wall time in ms since 1970 since which it is waited for"),
-            "query": Field(String(MAX_QUERY_CHARACTERS, 0), "whose epoch waits; empty: a takeover waits", ""),
-            "epoch": Field(Integer(0, MAX_OFFSET), "of the query, the one that came first", 0),
-            "forgotten": Field(Boolean(), "whether an operator lets takeovers go on without it", False),
-            "repeat_epochs": Field(Boolean(), "whether an operator has epochs that it may have appended again", False),
-            "ended": Field(Boolean(), "whether nothing waits for it now: an operator's word is kept", False),
+            "host": Field(_NAME_TYPE, "the host that has claimed the stream"),
+            "start": Field(_NAME_TYPE, "the start of the host in which it claimed the stream"),
+            "chunk": Field(Integer(0, MAX_OFFSET), "the epoch of the chunk that cannot be read"),
+            "first": Field(Integer(0, MAX_OFFSET), "the first offset of the chunk"),
+            "end": Field(Integer(0, MAX_OFFSET), "the offset after the last record of the chunk"),
+            "object": Field(String(MAX_OBJECT_CHARACTERS, 0), "the chunk's object in the tier; empty: not in the tier"),
+            "error": Field(String(MAX_ERROR_CHARACTERS), "the reason why the chunk cannot be read"),
+            "lost": Field(Boolean(), "whether every host that may have the chunk lacks it or has it damaged"),
+            "since_ms": Field(Integer(0, MAX_OFFSET), "start of the wait, in ms since 1970"),
+            "query": Field(String(MAX_QUERY_CHARACTERS, 0), "the query whose epoch waits; empty: a takeover waits", ""),
+            "epoch": Field(Integer(0, MAX_OFFSET), "the first waiting epoch of the query", 0),
+            "forgotten": Field(Boolean(), "whether an operator lets takeovers continue without the chunk", False),
+            "repeat_epochs": Field(Boolean(), "whether an operator lets epochs be repeated that it may have", False),
+            "ended": Field(Boolean(), "whether nothing waits any more; the entry keeps the operator's order", False),
         },
     ),
     "Removal": Object("Removal", {}),
@@ -177,11 +177,11 @@ _OBJECTS: Final = {
     "StoredTopic": Object(
         "Topic",
         {
-            "topic_id": Field(_NAME_TYPE, "never used again"),
-            "partitions": Field(Integer(1, MAX_PARTITIONS), "number of streams"),
-            "replicas": Field(Integer(1, MAX_REPLICAS), "of each chunk"),
-            "settings": Field(MapOf(String()), "topic settings that were set"),
-            "hosts": Field(Integer(0, MAX_REPLICAS), "that the cluster has had, if fewer than replicas; 0: enough", 0),
+            "topic_id": Field(_NAME_TYPE, "the id of the topic, never used again"),
+            "partitions": Field(Integer(1, MAX_PARTITIONS), "the number of streams"),
+            "replicas": Field(Integer(1, MAX_REPLICAS), "the number of replicas of each chunk"),
+            "settings": Field(MapOf(String()), "the settings that were set for the topic"),
+            "hosts": Field(Integer(0, MAX_REPLICAS), "the most hosts so far, if fewer than replicas; 0: enough", 0),
         },
     ),
 }
@@ -205,19 +205,19 @@ class StoredDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNode:
-    """Who has a node id."""
+    """The host with a node id."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMember:
-    """A host of the cluster that is alive."""
+    """A live host of the cluster."""
 
     disk: str
-    """Made with its data directory: another or an empty disk has another one."""
+    """Created with the data directory: another disk, or an empty disk, has another identity."""
     start: str
-    """Of the life that it is in: an owner of an earlier start is gone."""
+    """The current start: an owner of an earlier start is gone."""
     node_id: int
     link: str
     rack: str
@@ -228,8 +228,8 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A host that is to hold nothing any more. `how`: DRAIN, it lives and gives away what it has; REMOVE, it is gone
-    for good.
+    """A host that must not hold anything any more. `how`: DRAIN, the live host moves its chunks away; REMOVE, the host
+    is gone for good.
     """
 
     how: str
@@ -237,12 +237,12 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """A host was removed: who asks for that once more, as a client whose answer was lost, is told so."""
+    """A host was removed. A repeated removal succeeds, for a client whose first answer was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCopyCoordinator:
-    """The host that plans copies of chunks, in the life in which it does."""
+    """The host that plans copies of chunks, and its start."""
 
     host: str
     start: str
@@ -250,7 +250,7 @@ class StoredCopyCoordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLeader:
-    """The host whose coordinator of checkpoints and of the tier leads, in the life in which it does, and its URL."""
+    """The host whose coordinator of checkpoints and of the tier leads, its start, and its URL."""
 
     host: str
     start: str
@@ -259,7 +259,7 @@ class StoredLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNetwork:
-    """The network that the leader plans on; said by the host whose entry as the leader has this revision."""
+    """The network of the leader's plans, written by the leader whose entry has this revision."""
 
     revision: int
     fingerprint: str
@@ -269,7 +269,7 @@ class StoredNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlanHead:
-    """What each write of the coordinator's state puts anew. `batch`: the pieces of a batch that is to be finished."""
+    """Replaced by each write of the coordinator's state. `batch`: the pieces of a batch that is to be completed."""
 
     writes: int
     batch: int = 0
@@ -284,16 +284,18 @@ class StoredTopic:
     replicas: int
     settings: Mapping[str, str]
     hosts: int = 0
-    """How many hosts the cluster has had since the topic was made, if these are fewer than its replicas; 0: enough."""
+    """The most hosts of the cluster since the topic's creation, if fewer than its replicas; 0: enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A takeover that waits because the chunk that says who has written to the stream cannot be read, or an epoch of a
-    query that waits because nobody can say whether the chunk has it. Offsets from `first` to in front of `end`; `chunk`
-    is the chunk's epoch. `lost`: it is missing or damaged, and nobody else may have it. `query` is empty if a takeover
-    waits. `forgotten`: an operator lets takeovers go on without the chunk; `repeat_epochs`: and has epochs that it may
-    have appended behind it. `ended`: nothing waits now, and the entry is kept for what an operator has said.
+    """A wait for a chunk that cannot be read: a takeover needs the chunk's state of producers, or the chunk may contain
+    an epoch of a query.
+
+    The chunk has the offsets from `first` up to `end`, exclusive; `chunk` is its epoch. `lost`: the chunk is missing or
+    damaged, and no other host can have it. `query` is empty if a takeover waits. `forgotten`: an operator lets
+    takeovers continue without the chunk. `repeat_epochs`: an operator also lets epochs that the chunk may have be
+    appended after it. `ended`: nothing waits any more, and the entry keeps the operator's order.
     """
 
     host: str
@@ -313,22 +315,22 @@ class Wait:
 
     @property
     def is_for_epoch(self) -> bool:
-        """Whether an epoch waits, and no takeover."""
+        """Whether an epoch waits, not a takeover."""
         return bool(self.query)
 
     @property
     def is_said(self) -> bool:
-        """Whether an operator has said anything of the chunk."""
+        """Whether an operator has given an order for the chunk."""
         return self.forgotten or self.repeat_epochs
 
     @property
     def is_let_go(self) -> bool:
-        """Whether an operator has said what ends this wait."""
+        """Whether an operator's order ends this wait."""
         return self.passes_epochs(is_lost=self.lost) if self.is_for_epoch else self.forgotten
 
     def passes_epochs(self, *, is_lost: bool) -> bool:
-        """Whether epochs that the chunk may have are appended behind it. A word that was said of a takeover counts for
-        them if the chunk is lost: one that comes back has them as well.
+        """Whether epochs that the chunk may have are appended after it. An order for a takeover also applies to epochs
+        if the chunk is lost; a chunk that comes back would have them as well.
         """
         return self.repeat_epochs or (self.forgotten and is_lost)
 
@@ -439,6 +441,20 @@ def decode(kind: type[V], entry: Entry) -> V:
             f"the entry {entry.key!r} is not a {described.name}: {error}; put a correct one"
         ) from error
     return kind(**checked)
+
+
+def check_cluster(found: Entry | None, cluster_id: str) -> None:
+    """Take the entry of CLUSTER_KEY, or None: raises MetadataDamaged unless the store is this cluster's. What such a
+    store lacks was not removed by anybody of the cluster: the store was emptied, or is another one.
+    """
+    known = "" if found is None else decode(StoredCluster, found).cluster_id
+    if known != cluster_id:
+        whose = f"that of cluster {known}" if known else "that of no cluster"
+        raise MetadataDamaged(
+            f"the metadata store is {whose}, and this host belongs to cluster {cluster_id}: entries were deleted, or "
+            "another store is at this address. Nothing is deleted from disks and the tier: keep the data directories, "
+            "and restore the newest store"
+        )
 
 
 def _check_sizes(document: Mapping[str, Any]) -> None:

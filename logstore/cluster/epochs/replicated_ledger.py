@@ -1,23 +1,22 @@
-"""A small map that survives its host: kept in memory by the owner of an internal stream, and in that stream.
+"""A small map that survives the loss of its host: in the memory of the owner of an internal stream, and in that stream.
 
-It has the methods of `logstore.log.ledger.Ledger` that groups' offsets and epochs use. `LedgerHome` has it on the host
-that owns the stream, and nowhere else.
+It has the methods of `logstore.log.ledger.Ledger` that groups' offsets and epochs use. Only the host that owns the
+stream has the map, in `LedgerHome`.
 
 Invariants:
 * A put is one batch of the stream: all or nothing; its ticket settles when the batch is acknowledged.
-* Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
-  any more: the stream has another owner then, who reads its own. So does this host if it owns the stream again: an
-  ownership that ended takes nothing more, because others may have changed the entries since.
-* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began.
-  Other records of the stream that live are not written anew, but named there: where each of them is. So reading from
-  there gives all that lives, however far in front of it other records lie. `tidy` begins as soon as `limit_bytes` were
-  put behind the offset that the metadata store has: an owner reads no more than that, and what is put while entries are
-  written anew.
-* Batches in front of that offset and of the first other record that lives are trimmed. So a stream that has nothing but
-  the ledger takes a bounded multiple of the live entries, and a chunk.
+* The entries in memory are the entries of the stream up to its end, in its order. After a failed put the map is not
+  used any more: the stream has another owner, which reads its own map. If this host owns the stream again, it reads the
+  map again, because other owners may have changed entries since.
+* From time to time `tidy` writes all live entries again, and the metadata store has the offset at which this began.
+  Other live records of the stream are not written again; `tidy` writes their places. So reading from that offset gives
+  all live records, also those far before it. `tidy` begins when `limit_bytes` were put after the offset in the metadata
+  store: an owner reads at most these bytes, and the bytes that are put during `tidy`.
+* Batches before that offset and before the first other live record are trimmed. So a stream with only the ledger takes
+  a bounded multiple of the live entries, and a chunk.
 
 A record without a key is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`). A record with a
-key is not the ledger's: `OtherRecords` get it.
+key does not belong to the ledger; `OtherRecords` get it.
 """
 
 from collections import deque

@@ -4,9 +4,9 @@ A frame is a head with length and CRC-32C, and a body; a body is one message of 
 docs/replication.md has the byte tables.
 
 Invariants:
-* What `encode` takes, `decode` gives back. Bytes that are no message raise MalformedMessage and nothing else.
-* The bytes of entries are not copied when a message is encoded, and once, into an object of each entry, when it is
-  decoded. A decoded message keeps nothing of the buffer that it came in.
+* `decode` of `encode` gives the same message. Other bytes raise MalformedMessage and no other error.
+* Encoding does not copy the bytes of entries. Decoding copies them once, into an object for each entry; a decoded
+  message does not refer to the received buffer.
 * A count or a length never exceeds what the remaining bytes can hold, and a message has at most MAX_ENTRIES entries and
   MAX_FORWARD members to forward to: what decoding allocates is a small multiple of the frame.
 * Numbers are whole and not negative: 63 bits for epochs, offsets, lengths in bytes and revisions, 32 bits for checksums

@@ -1,14 +1,13 @@
-"""Reads of replicated streams: from the chunks of this host, where it has none from a member, and where no host has one
-from the tier.
+"""Reads of replicated streams: from the chunks of this host, otherwise from a member, and otherwise from the tier.
 
 Invariants:
-* What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
-  on this host may be longer for a moment.
-* Batches come checked: a local read checks them, and so does this module with those that a member has sent.
+* A read ends at the stream's high watermark, and at the end of a sealed chunk in the registration: a copy on this host
+  may be longer for a short time.
+* All batches are checked: a local read checks its batches, and this module checks batches from a member.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
-* A reader that does not wait gets nothing while members or the tier are silent (`late_reads`).
-* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier. What the
-  chunk in the tier is founded on may come from the chunks in front of it, which say the same.
+* A reader that does not wait gets nothing while members or the tier do not answer (`late_reads`).
+* Producers' sequences come from a single copy of a chunk: of this host, of a member, or of the tier. The base of the
+  sequences of a chunk in the tier may come from earlier chunks, which have the same values.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +24,7 @@ from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.tiered_producers import founded_on, replay_stored
 from logstore.engine import StoreEngine
-from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
+from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk, NotLeader
 from logstore.format.batch import BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.control import known_type
 from logstore.format.tiered_chunk import TieredChunk
@@ -315,6 +314,18 @@ class ChunkReads:
         if chunk is None or chunk.is_tiered_alone or self._local(stream, chunk, before_offset - 1) is not None:
             return False
         return self._owners.answering(chunk) is Answering.LATE
+
+    def is_elsewhere(self, stream: ReplicatedStream, offset: int) -> bool:
+        """Whether a read at an offset waits for the answer of another host."""
+        if not stream.is_readable or offset >= stream.high_watermark:
+            return False
+        try:
+            chunk = stream.registration.chunk_at(offset)
+        except NotLeader:
+            return False
+        if chunk is None or chunk.is_tiered_alone or self._local(stream, chunk, offset) is not None:
+            return False
+        return self._owners.answering(chunk) is Answering.AT_ONCE
 
     def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
         """This host's copy of a chunk, if it has the offset."""

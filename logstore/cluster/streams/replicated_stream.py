@@ -1,27 +1,27 @@
-"""The stream of a replicated topic, as the Kafka front and its clients know a stream.
+"""The stream of a replicated topic, with the interface of a stream for the Kafka front and its clients.
 
-Life of a batch: `append` checks it as `logstore.log.stream.Stream` does, and puts it behind those that wait. When the
-owner has room, the batch gets its offset and goes to the members of the open chunk. `acked` settles its ticket, moves
-the high watermark and wakes the readers that wait.
+Life of a batch: `append` checks the batch as `logstore.log.stream.Stream` does, and queues it. When the owner has room,
+the batch gets its offset and is sent to the members of the open chunk. `acked` settles the ticket of the batch, moves
+the high watermark and wakes waiting readers.
 
 Invariants:
-* Only the owner's host takes appends, and only after it knows the producers' last sequences as of the offset where its
-  ownership begins; a batch that an earlier owner has in the log is a duplicate here as well.
-* A batch is known to readers, and its ticket settles, when it is acknowledged by the owner's state machine.
-* A client's batch that comes while this host takes over waits for that, for a moment (`early_appends`).
-* When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
-  and an idempotent producer that sends it again finds out.
-* At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended. What
-  a client had sent behind a refused batch is refused as well (`refusal_window`).
-* While the owner says that it has too few members, clients' batches are refused, and those that wait are answered; they
-  stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
-* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
-  between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
-* While a takeover waits for members, readers are served, and clients' batches are refused (`acknowledged_end`).
-* Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
+* Only the owner's host accepts appends, and only after it knows the producers' last sequences up to the offset where
+  its ownership begins. So a batch that an earlier owner appended is recognized as a duplicate.
+* Readers see a batch, and its ticket settles, when the owner's state machine acknowledges the batch.
+* A batch that a client sends during a takeover by this host waits for a short time (`early_appends`).
+* When another host takes over, every unacknowledged batch fails with NotLeader. It may be in the log or not; an
+  idempotent producer that sends it again finds out.
+* At most MAX_WAITING_BYTES (or one larger batch) wait for room; further batches are refused and not appended. Batches
+  that a client has sent after a refused batch are refused as well (`refusal_window`).
+* While the owner has too few members, batches of clients are refused, and waiting batches are answered but stay queued;
+  a repeated batch with a producer id is in the log once. The cluster's own batches, and groups, wait.
+* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing lies
+  between its batches. The group of an epoch is appended once at a time: a second append waits for the first.
+* While a takeover waits for members, readers are served, and batches of clients are refused (`acknowledged_end`).
+* Readers see nothing below the log start of the registration. A trim is answered when it is registered.
 
-Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
-a chunk that is rolled under the same owner changes nothing for clients.
+The leader epoch of clients and of batches is the epoch of the registration with which the ownership began. A new chunk
+under the same owner does not change the leader epoch.
 """
 
 from collections import deque

@@ -1,27 +1,28 @@
-"""What waits in a stream for a chunk that nobody can read: takeovers, and epochs of queries; what ends such a wait.
+"""Waits in a stream for a chunk that no host can read, of takeovers and of epochs, and the end of such a wait.
 
 A new owner that finds the open chunk empty needs the producers' last sequences, which are in the last sealed chunk
-(`chunk_reads`). Where nobody gives it, nobody leads the stream. The wait ends when
-* the chunk can be read again: it is tried all the time;
-* all who have written in it have expired, as with an owner that lives: the chunk's last append is longer ago;
-* an operator lets the stream go on without it (`wait_notes`), which the metadata store has, by a swap.
-In the last two cases producers begin anew: what they send is taken, whatever its sequence, and a batch that was sent
-before and is sent again is not recognized. No record is removed or hidden by that.
+(`chunk_reads`). If that chunk cannot be read, the stream has no leader. The wait ends when
+* the chunk can be read again: the owner tries all the time;
+* all producers of the chunk have expired, by the same rule as at an owner: the chunk's last append is long enough ago;
+* an operator lets the stream continue without the chunk (`wait_notes`), by an entry in the metadata store.
+In the last two cases producers begin anew: their batches are accepted with any sequence, and a repeated batch is not
+recognized. No record is removed or hidden.
 
-A stream that is led waits with the part of an epoch that is under way and that a chunk may have already
-(`logstore.cluster.epochs.group_appends`). Time does not end that: the chunk does, or an operator. If the chunk is lost,
-what was said of the takeover counts for the epoch as well. If it is away, that has to be said of the epoch: appended
-behind the chunk, the epoch is in the stream twice as soon as the chunk is back, if it was in it.
+A stream with a leader waits with the part of an epoch that the chunk may already contain
+(`logstore.cluster.epochs.group_appends`). This wait does not end with time, but when the chunk is read or an operator
+ends it. If the chunk is lost, an order for the takeover counts for the epoch as well. If the chunk is away, a separate
+order for the epoch is needed: if the chunk contains the epoch, the stream has it twice once the chunk is back.
 
 Invariants:
-* A wait of NOTE_AFTER_S is an entry in the metadata store, one for each chunk that is waited for, which names stream,
-  chunk and object; any host shows it. It counts while its host, in its life, owns the stream; who waits writes it under
-  the head that names it the owner, and leaves what an operator has said of the chunk in it.
-* An owner goes on without a chunk only behind a try to read it that has failed; an epoch goes on without a chunk that
-  may come back only where it could not be read for NOTE_AFTER_S.
-* The entry goes when its owner has read the chunk, or goes on because all have expired. What an operator has said stays
-  for the next owners as long as they may need it (`wait_tidying`). What was said of the epochs of a chunk that was away
-  goes when a search that waited for the chunk reads it: it may be away again, and is asked about anew.
+* A wait longer than NOTE_AFTER_S is an entry in the metadata store, one for each chunk, which names stream, chunk and
+  object; any host shows the entry. The entry counts while its host, since the same start, owns the stream. The waiting
+  host writes it on the condition that the head names it as the owner, and keeps an operator's order for the chunk.
+* An owner continues without a chunk only after an attempt to read it has failed. An epoch continues without a chunk
+  that may come back only if the chunk could not be read for NOTE_AFTER_S.
+* The entry is removed when its owner has read the chunk, or continues because all producers have expired. The order of
+  an operator stays for later owners as long as they may need it (`wait_tidying`). An order for the epochs of an absent
+  chunk is removed when a search that waited for the chunk has read it: if the chunk is away again, a new order is
+  needed.
 """
 
 from collections.abc import Callable

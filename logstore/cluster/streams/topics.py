@@ -1,15 +1,17 @@
-"""The topics of a cluster: they live in the metadata store, and every host has all of them in memory.
+"""The topics of a cluster. They are stored in the metadata store, and every host has all topics in memory.
 
-`ClusterTopics` has the part of `logstore.log.store.Store` that the Kafka front asks, and stands in its place.
+`ClusterTopics` has the methods of `logstore.log.store.Store` that the Kafka front uses, and replaces it there.
 
 Invariants:
-* What a host knows follows the metadata store, in its order; a change that this host asked for is answered when the
-  change is in the store and this host has seen it.
-* A topic's id is never used again: a topic that was deleted and created again is another one, with other streams.
-* How many replicas a topic has that asks for no number, the setting says, and not who lives in the moment in which it
-  is made: a chunk has as many as live, and gets the others when they come (`logstore.cluster.streams.growing_topics`).
-* The cluster's own topics have no retention: who writes them trims them. Where one asks for one copy, because one host
-  lived when it was made, it asks for two as soon as DEFAULT_REPLICAS live, whether or not anybody uses it then.
+* The topics in memory follow the metadata store, in its order. A change by this host is answered when the store has the
+  change and this host has seen it.
+* The id of a topic is never used again: a topic that was deleted and created again is a new topic with new streams.
+* The number of replicas of a topic without its own number comes from the setting, not from the hosts that are alive at
+  the creation: a chunk has fewer copies at first, and gets the others when hosts join
+  (`logstore.cluster.streams.growing_topics`).
+* The cluster's internal topics have no retention: their writers trim them. An internal topic that asks for one copy,
+  because one host was alive at its creation, asks for two as soon as DEFAULT_REPLICAS hosts are alive, whether or not
+  the topic is used then.
 """
 
 import uuid

@@ -1,26 +1,28 @@
-"""Moves sealed chunks of replicated streams to the tier and out of it. The owner of a stream does so for its stream.
+"""Moves sealed chunks of replicated streams to the tier, and removes them from it. Each owner does so for its streams.
 
     all copies made -> stored and read back -> registered -> copies taken out of the registration -> hosts remove them
     taken out of the registration (trimmed, or topic deleted) -> objects removed
 
 Invariants:
-* A chunk loses its copies by a swap that follows one that names its objects, which were read back before. An owner that
-  was replaced swaps nothing, so it registers nothing and no copy goes. Of a chunk that a former owner has stored the
-  objects are looked for first: they may have been lost since, and the copies are then all that is left.
-* An object goes only when no registration names it or ever will. An owner judges the objects of its stream whose names
-  have its own epoch or a lower one: of these its registration, as it has read or written it last, names all that any
-  registration names, but for those that it is storing itself. Objects of higher epochs are another owner's. This holds
-  for an owner that was replaced and does not know it: whoever follows names objects of higher epochs alone.
-* Objects of a stream without a registration go when the metadata store has said so after they were listed: a topic that
-  was deleted never comes back, and a registration is there before any object.
-* A stream whose registration does not take what was stored, because an entry of it is damaged, say, stops no other one:
-  it is left out behind OUTCOME_S, and goes on when its registration does. Meanwhile its objects are nobody's to remove.
+* A swap removes the copies of a chunk only after an earlier swap has named its objects, which were read back before. An
+  owner that was replaced cannot swap, so it registers nothing and removes no copy. If a former owner stored the chunk,
+  this owner checks that the objects exist before it removes copies: objects may have been lost since.
+* An object is removed only if no registration names it now or later. An owner judges the objects of its stream whose
+  names have its own epoch or a lower epoch. Its last registration names all of these objects that any registration
+  names, except objects that the owner is storing now. Objects of higher epochs belong to another owner. This also holds
+  for an owner that does not know that it was replaced, because later owners use only higher epochs.
+* Objects of a stream without a registration are removed if the metadata store confirms, after the listing, that the
+  registration is missing: a deleted topic never comes back, and a registration exists before any object.
+* A stream whose registration cannot take the stored objects, for example because an entry is damaged, does not stop
+  other streams. It is skipped after OUTCOME_S, and continues when its registration does. Until then nothing removes its
+  objects.
 * While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S. Appends, reads of
-  hosts' copies, takeovers and retention do not know of it.
+  copies on hosts, takeovers and retention are not affected.
 
-Costs: a swap of two entries for each chunk that is stored, one for up to 60 chunks that hosts give up; a walk over the
-chunks of each owned stream whose registration has changed, every ROUND_INTERVAL_S; a listing of the store at the start,
-after a failure, and every hour; one of a chunk's objects before copies go that a former owner has stored.
+Costs: a swap of two entries for each stored chunk, and a swap for up to 60 chunks whose copies are removed; a walk over
+the chunks of each owned stream whose registration has changed, every ROUND_INTERVAL_S; a listing of the store at the
+start, after a failure, and every hour; and a listing of the objects of a chunk that a former owner stored, before the
+removal of its copies.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence

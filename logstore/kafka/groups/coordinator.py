@@ -5,17 +5,17 @@ a ticket, which settles when other members act or when a deadline passes. The ca
 that `next_deadline()` returns.
 
 Invariants:
-* Every ticket settles: each waiting request depends on a deadline of its member or of its group. What is to be kept
-  before a request is answered is waited for as long as Kafka waits (WRITE_LIMIT_S); then it counts as not kept. What is
-  refused at once is told after REFUSED_S.
+* Every ticket settles: each waiting request depends on a deadline of its member or of its group. If an answer depends
+  on a write, the write has WRITE_LIMIT_S, as in Kafka; after that it counts as failed. An immediate refusal is answered
+  after REFUSED_S.
 * A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
 * Bounded: groups, members (and member ids handed out) per group, and bytes of metadata and assignments of all groups.
 
-In a cluster generations are kept (`generations`), and members go on in them when another host coordinates the group, as
-in Kafka. On a host alone membership is in memory only: after a restart members get UNKNOWN_MEMBER_ID and join again, as
-clients do by themselves, and continue from offsets that are as durable as records.
-Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; where they
-leave doubt, Kafka 4.2's behaviour decides.
+In a cluster generations are stored (`generations`), and members continue in them when another host coordinates the
+group, as in Kafka. On a single host membership is in memory only: after a restart members get UNKNOWN_MEMBER_ID, and
+clients join again automatically and continue from offsets that are as durable as records.
+Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; in cases of
+doubt, the behaviour of Kafka 4.2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,10 +1,13 @@
-"""Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
+"""Translates Kafka's group requests to calls of `GroupService`, and the results to answers. Waiting happens here.
 
-Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
-the client, which tries again. So it is if that takes longer than WRITE_LIMIT_S, as in Kafka: it may be done all the
-same later, in front of what the client sends again. Where a request names topics by id (OffsetCommit and OffsetFetch
-from version 10 on), the id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions
-offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
+Invariants:
+* A commit or a deletion that is reported as done is synced. If the disk refuses, the client gets
+  COORDINATOR_NOT_AVAILABLE and tries again. The same happens after WRITE_LIMIT_S, as in Kafka; the change may then take
+  effect later, before the client's repetition.
+* If a request names topics by id (OffsetCommit and OffsetFetch from version 10 on), the id of a deleted topic is
+  UNKNOWN_TOPIC_ID, even if a new topic has the same name.
+* The offered versions are in `apis`. The requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not
+  offered.
 """
 
 import math

@@ -25,7 +25,7 @@ from logstore.base.copy_slots import SLOT_MS
 from logstore.base.events import Report
 from logstore.base.failures import leaves
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataDamaged, MetadataError
+from logstore.base.metadata.errors import MetadataDamaged, MetadataError, MetadataRefused
 from logstore.base.metadata.interface import ABSENT, Committed, Entry, MetadataStore
 from logstore.base.metadata.view import MetadataView
 from scheduler.coordinator.errors import StartError, StoreError
@@ -45,6 +45,8 @@ STORE_AWAY_S: Final = 1.0
 """Before a state that could not be read is read again."""
 STATE_LIMIT_S: Final = 120.0
 """For the state to be read, in tries that fail; then another host is to try."""
+REFUSED_S: Final = 1.0
+"""Before the entry is read again, where the store has refused this host."""
 TELL_S: Final = 60.0
 """Between two lines of the log about a state that is awaited."""
 READING: Final = "the state is being read"
@@ -151,16 +153,25 @@ class Candidate:
         return self._revision, self._lease_id
 
     async def run(self) -> None:
-        """Stand by, and lead when nobody does, until cancelled. Raises MetadataRefused, MetadataDamaged."""
+        """Stand by, and lead when nobody does, until cancelled."""
         self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.view.run)
+            nursery.start_soon(self._follow)
             nursery.start_soon(self._get_ready)
             await self.view.reached(1)
             while True:
                 await self._look()
                 with trio.move_on_after(LOOK_S):
                     await self.view.changed()
+
+    async def _follow(self) -> None:
+        """Follow the entry, also over times when the store refuses this host: what is known stays meanwhile. The host's
+        own views, of the same store, report the refusal.
+        """
+        while True:
+            with suppress(MetadataRefused, MetadataDamaged):
+                await self.view.run()
+            await trio.sleep(REFUSED_S)
 
     async def _get_ready(self) -> None:
         await self._prepare()

@@ -1,12 +1,11 @@
 """The online scheduler: takes events and times, returns the chunks to start and to stop and the records to store.
 
 Invariants:
-* Every event returns the records of everything that it changed, in their new state; an event that is repeated, or comes
-  too late, changes nothing.
+* Every event returns records of all changed objects in their new state. A repeated or late event changes nothing.
 * A chunk has at most one attempt in flight; attempts count up and are never used twice.
 * The scheduler's time never goes back, even if the caller's clock does.
-* With `gather_ms` an event starts nothing: what it changed is recorded, and `plan_at_ms` says when `plan` is to be
-  called. Gathered events are in no record: `restore` plans all waiting chunks at once.
+* With `gather_ms` an event starts no chunk: its changes are recorded, and `plan_at_ms` is the time at which the caller
+  must call `plan`. Records do not contain gathered events: `restore` plans all waiting chunks at once.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

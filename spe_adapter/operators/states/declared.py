@@ -21,7 +21,7 @@ from spe_adapter.state.errors import StateSchemaRefused
 
 TimeSource = Literal["processing", "event"]
 Held: TypeAlias = pa.DataType | Mapping[str, pa.DataType]
-"""One type, or the names and types of several columns."""
+"""A type, or the names and types of several columns."""
 
 LOW: Final = "#low"
 """Head of a list: the first slot that may hold an element. Head of a map: the number of empty places."""
@@ -37,9 +37,9 @@ _MAX_TTL_MS: Final = 1 << 47
 
 @dataclass(frozen=True, slots=True)
 class ValueState:
-    """One value per key: of one type, or with several named columns.
+    """A value per key, of one type or with several named columns.
 
-    With `ttl` a value is gone that long after it was last set, by processing time or event time (`ttl_by`).
+    With `ttl`, a value expires this duration after its last `set`, by processing time or event time (`ttl_by`).
     """
 
     value: Held
@@ -49,8 +49,8 @@ class ValueState:
 
 @dataclass(frozen=True, slots=True)
 class ListState:
-    """A list of elements per key, in the order in which they were appended. With `ttl` each element is gone that long
-    after it was appended.
+    """A list of elements per key, in the order of their appends. With `ttl`, each element expires this duration after
+    its append.
     """
 
     value: Held
@@ -60,8 +60,8 @@ class ListState:
 
 @dataclass(frozen=True, slots=True)
 class MapState:
-    """A map per key: from keys of one type (or of several named columns) to values. Types of keys are those of a
-    query's keys (see `KeyCodec`). With `ttl` each entry is gone that long after it was last put.
+    """A map per key: from map keys, of one type or with several named columns, to values. A map key can have the types
+    of a query's key (see `KeyCodec`). With `ttl`, each entry expires this duration after its last `put`.
     """
 
     key: Held

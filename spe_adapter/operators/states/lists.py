@@ -20,14 +20,14 @@ from spe_adapter.operators.states.section import Section
 
 
 class Elements(NamedTuple):
-    """Elements of lists: the owner of each, and their values (one column for each of the state)."""
+    """Elements of lists: the owner of each element, and the values (one column for each column of the state)."""
 
     owner: Int64s
     values: pa.RecordBatch
 
 
 class ListAccess:
-    """The lists of a call's keys. `owner` are indices of keys (None: all, in order)."""
+    """The lists of the keys of a call. `owner` are indices of keys (None: all, in order)."""
 
     def __init__(self, owners: Owners, spec: StateSpec) -> None:
         self._owners = owners
@@ -37,7 +37,7 @@ class ListAccess:
         self._elements = Section(owners.store, spec.fields, owners.clock)
 
     def append(self, owner: Any, values: Any) -> None:
-        """Append elements to the lists of these owners, who may repeat, in this order. Raises StateValueRefused."""
+        """Append elements, in this order, to the lists of these owners, who may repeat. Raises StateValueRefused."""
         at = self._owners.checked(self._what, owner)
         columns = taken(self._what, self._spec.fields, self._spec.value_names, values, len(at))
         if not len(at):
@@ -55,13 +55,13 @@ class ListAccess:
         self._heads.set(touched, low, next_slots[touched])
 
     def replace(self, owner: Any, values: Any) -> None:
-        """Give these owners, who may repeat, lists of these elements. Raises StateValueRefused."""
+        """Replace the lists of these owners, who may repeat, with these elements. Raises StateValueRefused."""
         at = self._owners.checked(self._what, owner)
         self.clear(np.unique(at))
         self.append(at, values)
 
     def read(self, owner: Any = None) -> Elements:
-        """The elements of some keys' lists (each key once): by owner as given, in the order of their appending."""
+        """The elements of the lists of keys (each key once), by owner as given, in the order of their appends."""
         at = self._owners.distinct(self._what, owner)
         low, high = self._heads.bounds(at)
         index, slots = spread(low, high)
@@ -83,7 +83,7 @@ class ListAccess:
         return having[at]
 
     def clear(self, owner: Any = None) -> None:
-        """Remove all elements of some keys' lists (each key once)."""
+        """Remove all elements of the lists of keys (each key once)."""
         at = self._owners.distinct(self._what, owner)
         low, high = self._heads.bounds(at)
         some = np.flatnonzero(high > low)
@@ -94,7 +94,7 @@ class ListAccess:
         self._heads.set(at, high, high)
 
     def remove_due(self, owner: Int64s, numbers: Int64s, slots: Int64s) -> None:
-        """Remove elements whose time has come, and move the bounds behind them."""
+        """Remove elements whose TTL has passed, and move the bounds of their lists."""
         rows = self._elements.rows(self._owners.keys_of(owner), numbers)
         self._elements.drop(rows)
         at = np.unique(owner)
@@ -106,7 +106,7 @@ class ListAccess:
         self._heads.set(at, first, high)
 
     def commit(self) -> None:
-        """Hand on what was written."""
+        """Move the writes to the store."""
         self._elements.commit()
         self._heads.commit()
 

@@ -28,14 +28,14 @@ _NO_PLACE: Final = -1
 
 
 class MapValues(NamedTuple):
-    """The values of map keys: whether each is there, and the values (null where it is not)."""
+    """The values of map keys: whether each map key exists, and the values (null if it does not)."""
 
     exists: Bools
     values: pa.RecordBatch
 
 
 class MapEntries(NamedTuple):
-    """Entries of maps: the owner, the map key and the values of each."""
+    """Entries of maps: the owner, the map key and the value of each entry."""
 
     owner: Int64s
     keys: pa.RecordBatch
@@ -43,7 +43,7 @@ class MapEntries(NamedTuple):
 
 
 class MapAccess:
-    """The maps of a call's keys. `owner` are indices of keys (None: all, in order); map keys are an array, or for
+    """The maps of the keys of a call. `owner` are indices of keys (None: all, in order). Map keys are an array, or for
     several columns a mapping or record batch of arrays.
     """
 
@@ -67,11 +67,11 @@ class MapAccess:
         return MapValues(self._entries.alive(rows), values)
 
     def contains(self, owner: Any, keys: Any) -> Bools:
-        """Whether each map key is there."""
+        """Whether each map key exists."""
         return self._entries.alive(self._named(owner, keys))
 
     def put(self, owner: Any, keys: Any, values: Any) -> None:
-        """Set the values of map keys; of a pair of owner and key that repeats the last holds. Raises
+        """Set the values of map keys; if a pair of owner and key repeats, the last value counts. Raises
         StateValueRefused.
         """
         at = self._owners.checked(self._what, owner)
@@ -95,12 +95,12 @@ class MapAccess:
         self._entries.write(rows, self._owners.expires(self._spec, at[last]))
 
     def remove(self, owner: Any, keys: Any) -> None:
-        """Remove map keys, as far as they are there. Raises StateValueRefused."""
+        """Remove map keys; missing map keys are ignored. Raises StateValueRefused."""
         at = self._owners.checked(self._what, owner)
         self._remove(at, self._encoded(keys, len(at)))
 
     def entries(self, owner: Any = None) -> MapEntries:
-        """All entries of some keys' maps (each key once): by owner as given, in the order of their first put."""
+        """All entries of the maps of keys (each key once), by owner as given, in the order of their first put."""
         at, encoded, rows = self._listed(owner)
         alive = self._entries.alive(rows)
         at, encoded, rows = at[alive], encoded.filter(pa.array(alive)), rows[alive]
@@ -112,7 +112,7 @@ class MapAccess:
         )
 
     def exists(self, owner: Any = None) -> Bools:
-        """Whether each key's map has entries."""
+        """Whether the map of each key has entries."""
         at = self._owners.checked(self._what, owner)
         low, high = self._heads.bounds(at)
         if self._spec.ttl_ms is None:
@@ -123,16 +123,16 @@ class MapAccess:
         return having[at]
 
     def clear(self, owner: Any = None) -> None:
-        """Remove all entries of some keys' maps (each key once)."""
+        """Remove all entries of the maps of keys (each key once)."""
         at, encoded, _ = self._listed(owner)
         self._remove(at, encoded)
 
     def remove_due(self, owner: Int64s, encoded: pa.BinaryArray) -> None:
-        """Remove entries whose time has come, by owner and encoded map key."""
+        """Remove entries whose TTL has passed, by owner and encoded map key."""
         self._remove(owner, encoded)
 
     def commit(self) -> None:
-        """Hand on what was written."""
+        """Move the writes to the store."""
         if self._removed_from:
             self._number_anew(np.unique(np.concatenate(self._removed_from)))
         self._entries.commit()

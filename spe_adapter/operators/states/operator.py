@@ -70,11 +70,11 @@ from spe_adapter.state.layout import NEVER
 from spe_adapter.state.store import StateStore
 
 _ORDER_SEED: Final = 0
-"""The same everywhere, unlike a table's."""
+"""The seed of hashes is the same everywhere, unlike the seed of a table."""
 
 
 class States:
-    """The named states of a call's keys: `states.total`, or with their types `states.value("total")`.
+    """The named states of the keys of a call, as `states.total`, or as `states.value("total")` for type checkers.
 
     Raises InvalidConfig for a name that was not declared.
     """
@@ -128,11 +128,11 @@ class States:
         return access
 
     def by_id(self, state_id: int) -> Any:
-        """A state by its id, None where there is no such state (any more)."""
+        """A state by its id; None if the operator no longer has it."""
         return next((self[spec.name] for spec in self._specs.values() if spec.state_id == state_id), None)
 
     def commit(self) -> None:
-        """Hand on what was written."""
+        """Move the writes to the store."""
         for access in self._made.values():
             access.commit()
 
@@ -159,7 +159,7 @@ class KeyedState(State):
         """The newest event time of each key's rows in the call."""
 
     def opened(self) -> tuple[States, Timers]:
-        """States and timers, to be used once; `commit` hands on what was written to them."""
+        """The states and timers of a single call; `commit` moves their writes to the store."""
         keys = self.keys
         owners = Owners(self._store, keys, self._clock, self.newest_ms, self._identity.codec)
         self._states = States(owners, self._operator.specs)
@@ -176,7 +176,7 @@ class KeyedState(State):
         return self.keys.take(pa.array(self.expired.owner)), self._numbers_due
 
     def part(self, which: Int64s) -> "KeyedState":
-        """Some of the keys, with the states that they had before the call. Writes to them are never kept."""
+        """Some of the keys, with their states before the call. Writes to them are discarded."""
         keys = self.keys.take(pa.array(which))
         numbers = np.zeros(len(which), np.int64)
         part = KeyedState(self._operator, self._store, self._identity._replace(keys=keys, numbers=numbers), self._clock)
@@ -190,16 +190,16 @@ class KeyedState(State):
         return part
 
     def commit(self, *, is_replay: bool = False) -> None:
-        """Hand on what the call wrote."""
+        """Move the writes of the call to the store."""
         self._states.commit()
         self._timers.commit()
 
 
 class StatefulOperator(Operator):
-    """An operator with named states and timers per key; see the module's example.
+    """The base class of operators with named states and timers per key; the module has an example.
 
-    `event_time` and `delay_ms` are as in `Operator`. `processing_time`: the operator has a wall clock, for timers and
-    for TTLs by processing time (which imply it).
+    `event_time` and `delay_ms` are as in `Operator`. `processing_time` gives the operator a wall clock for timers and
+    TTLs by processing time; such a TTL implies it.
     """
 
     states: Mapping[str, Declared] = {}
@@ -208,41 +208,41 @@ class StatefulOperator(Operator):
 
     @abstractmethod
     def handle_rows(self, rows: Rows, states: States, timers: Timers) -> Emitted:
-        """Take rows (`rows.window` is the owner of each) into the states; give what they result in. A plain record
-        batch has one row per owner.
+        """Update the states with rows (`rows.window` is the owner of each row); returns results. A plain record
+        batch as the result has a row for each owner.
         """
 
     def handle_expired(self, expired: ExpiredTimers, states: States, timers: Timers) -> Emitted:
-        """Timers that are due. Owners are the keys of these timers; a key may have several."""
+        """Process due timers. Owners are the keys of these timers; a key may have several timers."""
         return None
 
     def handle_initial(self, rows: Rows, states: States, timers: Timers) -> None:
-        """Rows of the initial state, before all others; their columns are those of the frame that was given."""
+        """Process rows of the initial state, before all other rows; their columns are those of the given frame."""
         raise InvalidConfig(f"operator {self.name} was given an initial state and has no method handle_initial")
 
     # ---- for the Processor
 
     @property
     def specs(self) -> Mapping[str, StateSpec]:
-        """The declared states, checked. Raises StateSchemaRefused or InvalidConfig."""
+        """The declared states. Raises StateSchemaRefused or InvalidConfig."""
         return specs_of(self.states)
 
     @property
     def clocks(self) -> tuple[TimeSource, ...]:
-        """The clocks of timers, the default first."""
+        """The clocks of timers, the default clock first."""
         event: tuple[TimeSource, ...] = () if self.event_time is None else ("event",)
         return (*event, "processing") if self.has_wall_time else event
 
     @property
     def has_wall_time(self) -> bool:
-        """Whether anything goes by processing time."""
+        """Whether the operator uses processing time."""
         return self.processing_time or any(
             spec.ttl_ms is not None and spec.declared.ttl_by == "processing" for spec in self.specs.values()
         )
 
     @property
     def description(self) -> str:
-        """Name and kinds of the states; a TTL may change at any time."""
+        """The name, and the kinds of the states. A TTL may change at any time."""
         return f"{self.name}({self._kinds()})"
 
     def _kinds(self) -> str:
@@ -253,7 +253,7 @@ class StatefulOperator(Operator):
         )
 
     def follows(self, former: str) -> str | None:
-        """As in `Operator`; states may be added behind those that there were, which keep name, kind and order."""
+        """As in `Operator`. New states may be added after the former states, which keep name, kind and order."""
         name, _, kinds = former.partition("(")
         kinds = kinds.removesuffix(")")
         if name != self.name and former not in self.evolution.formerly:
@@ -275,7 +275,7 @@ class StatefulOperator(Operator):
         return routing_keys(keys, numbers)
 
     def process(self, rows: Rows, state: State) -> Emitted:
-        """Have the rows handled."""
+        """Call `handle_rows`."""
         keyed = _keyed(state)
         if rows.times_ms is not None:
             newest = np.zeros(keyed.size, np.int64)
@@ -284,12 +284,12 @@ class StatefulOperator(Operator):
         return self.handle_rows(rows, *keyed.opened())
 
     def start(self, rows: Rows, state: State) -> Emitted:
-        """Have rows of the initial state handled."""
+        """Call `handle_initial`."""
         self.handle_initial(rows, *_keyed(state).opened())
         return None
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
-        """Have due timers handled."""
+        """Call `handle_expired`."""
         keyed = _keyed(state)
         states, timers = keyed.opened()
         keys, numbers = keyed.timers_due()
@@ -298,11 +298,11 @@ class StatefulOperator(Operator):
         return emitted
 
     def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
-        """The keys of a call."""
+        """The entries of the keys of a call."""
         return KeyedState(self, store, identity, clock)
 
     def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
-        """The keys with due timers; None where there is none."""
+        """The entries of the keys with due timers; None if no timer is due."""
         ids = self._due(store, clock)
         numbers = store.numbers(ids)
         state_ids = ids_of(numbers)
@@ -321,7 +321,7 @@ class StatefulOperator(Operator):
         return state
 
     def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
-        """Remove entries that are out of their TTL."""
+        """Remove entries whose TTL has passed."""
         ids = self._due(store, clock)
         numbers = store.numbers(ids)
         state_ids = ids_of(numbers)
@@ -357,7 +357,7 @@ class StatefulOperator(Operator):
         return ids[np.where(is_wall(expires), True, expires <= clock.watermark_ms)]
 
     def next_wall_ms(self, store: StateStore) -> int | None:
-        """The processing time from which on the next timer is due, in ms since 1970; None: no such timer."""
+        """The processing time at which the next timer is due, in ms since 1970; None without such a timer."""
         if not self.has_wall_time:
             return None
         ids = store.due(NEVER - 1)

@@ -38,8 +38,8 @@ _ALL: Final = NEVER - 1
 
 
 class ExpiredTimers(NamedTuple):
-    """Due timers: the owner and the time (ms since 1970) of each, and whether it goes by event time. By time; timers of
-    one time are in an order that is fixed but means nothing.
+    """Due timers: the owner, the time (ms since 1970) and the clock (`is_event`: event time) of each, ordered by time.
+    The order of timers with the same time is fixed, without a meaning.
     """
 
     owner: Int64s
@@ -48,16 +48,16 @@ class ExpiredTimers(NamedTuple):
 
 
 class RegisteredTimers(NamedTuple):
-    """Timers that are registered, by owner and time (ms since 1970)."""
+    """Registered timers, by owner and time (ms since 1970)."""
 
     owner: Int64s
     at_ms: Int64s
 
 
 class Timers:
-    """The timers of a call's keys, and the times of the call.
+    """The timers of the keys of a call, and the times of the call.
 
-    `clock` of a method is "event" or "processing"; by default the operator's: event time if it has one.
+    The parameter `clock` is "event" or "processing". The default is event time if the operator has event time.
     """
 
     def __init__(self, owners: Owners, clocks: tuple[TimeSource, ...]) -> None:
@@ -67,7 +67,7 @@ class Timers:
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark up to which this epoch closes what is due, in ms since 1970."""
+        """The watermark of this epoch, in ms since 1970: the epoch closes windows and timers that are due at it."""
         return self._owners.clock.watermark_ms
 
     @property
@@ -78,9 +78,10 @@ class Timers:
         return self._owners.clock.wall_ms
 
     def register(self, owner: Any, at_ms: Any, *, clock: TimeSource | None = None) -> None:
-        """Register timers of these owners (None: all) at times in ms since 1970, one or one each; owners may repeat.
+        """Register timers for these owners (None: all), who may repeat, at one time or at a time for each, in ms since
+        1970.
 
-        A time that has come is due in the same epoch. Raises StateValueRefused.
+        A timer in the past is due in the same epoch. Raises StateValueRefused.
         """
         keys, numbers, times_ms = self._named(owner, at_ms, clock)
         rows = self._section.rows(keys, numbers)
@@ -89,12 +90,12 @@ class Timers:
         self._section.write(rows[new], base + times_ms[new])
 
     def delete(self, owner: Any, at_ms: Any, *, clock: TimeSource | None = None) -> None:
-        """Delete timers, as far as they are registered. Raises StateValueRefused."""
+        """Delete timers; timers that are not registered are ignored. Raises StateValueRefused."""
         keys, numbers, _ = self._named(owner, at_ms, clock)
         self._section.drop(self._section.rows(keys, numbers))
 
     def registered(self, owner: Any = None, *, clock: TimeSource | None = None) -> RegisteredTimers:
-        """The timers of some keys (each key once). Looks at the key of each timer of the partition."""
+        """The timers of some keys (each key once). Reads the key of each timer of the partition."""
         at = self._owners.distinct("timers", owner)
         table = Table.in_memory(pa.schema([]), len(at), self._owners.store.seed)
         table.ensure(self._owners.keys_of(at), np.zeros(len(at), np.int64))
@@ -121,7 +122,7 @@ class Timers:
         self._section.drop(self._section.rows(keys, numbers))
 
     def commit(self) -> None:
-        """Hand on what was written."""
+        """Move the writes to the store."""
         self._section.commit()
 
     def _clock(self, clock: TimeSource | None) -> TimeSource:
@@ -146,5 +147,5 @@ class Timers:
 
 
 def _places(table: Table, keys: pa.BinaryArray) -> Int64s:
-    """The place of each key in a table of keys, -1 where it is not there."""
+    """The position of each key in a table of keys; -1 if the table lacks the key."""
     return table.find(keys, np.zeros(len(keys), np.int64))

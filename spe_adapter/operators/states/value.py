@@ -19,7 +19,7 @@ from spe_adapter.state.errors import StateValueRefused
 
 
 class ValueAccess:
-    """The values of a call's keys. `owner` are indices of keys (None: all, in order); owners may repeat in reads."""
+    """The values of the keys of a call. `owner`: indices of keys (None: all, in order); reads may repeat owners."""
 
     def __init__(self, owners: Owners, spec: StateSpec) -> None:
         self._owners = owners
@@ -33,8 +33,8 @@ class ValueAccess:
         return self._section.alive(self._at(owner))
 
     def get(self, owner: Any = None, *, column: str | None = None) -> Values:
-        """Values of a type of fixed width, 0 where there is none; timestamps are int64 in their unit. `column` names
-        the column where there are several. Raises StateValueRefused.
+        """Values of a fixed-width type, 0 for a key without a value; timestamps are int64 in their unit. `column` names
+        one of several columns. Raises StateValueRefused.
         """
         field = self._field(column)
         if not exact.has_numbers(field.type):
@@ -42,12 +42,12 @@ class ValueAccess:
         return self._section.get(field.name, self._at(owner))
 
     def column(self, owner: Any = None, *, column: str | None = None) -> pa.Array:
-        """Values of any type, null where there is none. Raises StateValueRefused."""
+        """Values of any type, null for a key without a value. Raises StateValueRefused."""
         return self._section.column(self._field(column).name, self._at(owner))
 
     def set(self, values: Any, owner: Any = None) -> None:
-        """Set the values of keys: an array, or for several columns a mapping or record batch of arrays. Of an owner
-        that is named twice the last value holds. Raises StateValueRefused.
+        """Set the values of keys: an array, or for several columns a mapping or record batch of arrays. If an owner
+        repeats, its last value counts. Raises StateValueRefused.
         """
         at = self._owners.checked(self._what, owner)
         columns = taken(self._what, self._spec.fields, self._spec.value_names, values, len(at))
@@ -73,7 +73,7 @@ class ValueAccess:
         self._section.drop(rows[self._section.is_kept(rows)])
 
     def commit(self) -> None:
-        """Hand on what was written."""
+        """Move the writes to the store."""
         self._section.commit()
 
     def _at(self, owner: Any) -> Int64s:

@@ -7,6 +7,7 @@ Invariants:
 """
 
 import json
+import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,9 @@ _NOT_MADE_CODES: Final = frozenset(
 """A request with such an answer was refused before, or by, its application: nothing was changed."""
 _NOT_MADE_MESSAGES: Final = ("etcdserver: no leader", "etcdserver: not capable")
 """Of UNAVAILABLE, those that etcd says before it proposes anything. A leader that changes may have proposed it."""
+OLD_LOGIN: Final = "revision of auth store is old"
+"""Said, as INVALID_ARGUMENT, of a login before the latest change of a user or a right: another login mends it."""
+TOKEN_FORM: Final = re.compile(r"[!-~]+")
 Json = Mapping[str, Any]
 
 
@@ -167,6 +171,14 @@ def error_of(status: int, data: bytes) -> EtcdError:
     if not isinstance(code, int) or not isinstance(message, str):
         raise BadAnswer(f"HTTP status {status} with {data[:80]!r}")
     return EtcdError(code, message)
+
+
+def token_of(data: bytes) -> str:
+    """The token of a login. Raises BadAnswer if there is none, or one that no header may have."""
+    token = parse(data).get("token")
+    if not isinstance(token, str) or TOKEN_FORM.fullmatch(token) is None:
+        raise BadAnswer("no token in the answer to a login")  # and no word of what is there
+    return token
 
 
 def header_of(answer: Json) -> AnswerHeader:

@@ -13,7 +13,7 @@ from typing import Final
 
 from logstore.base.client_tls import ClientTls
 from logstore.base.events import Report
-from logstore.base.metadata.errors import InvalidMetadataCall, LeaseEnded, MetadataUnavailable
+from logstore.base.metadata.errors import InvalidMetadataCall, LeaseEnded, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.messages import (
     NOT_FOUND,
     BadAnswer,
@@ -89,7 +89,7 @@ class EtcdMetadataStore:
     async def get(self, key: str) -> Reading:
         """See MetadataStore."""
         check_key(key)
-        answer, revision = await self._ask(RANGE, get_request(self._namespace + key))
+        answer, revision = await self._read(RANGE, get_request(self._namespace + key))
         with _readable():
             entries = entries_of(self._namespace, answer)
         return Reading(entries[0] if entries else None, revision)
@@ -101,7 +101,7 @@ class EtcdMetadataStore:
         if beside:
             return (await self.pages((WantedPage(prefix, after, limit, newer_than, beside),)))[0]
         check_page(prefix, after, limit, newer_than)
-        answer, revision = await self._ask(RANGE, self._range(WantedPage(prefix, after, limit, newer_than)))
+        answer, revision = await self._read(RANGE, self._range(WantedPage(prefix, after, limit, newer_than)))
         with _readable():
             return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)
 
@@ -111,7 +111,7 @@ class EtcdMetadataStore:
         ranges: list[Json] = []
         for page in wanted:
             ranges += [self._range(page), get_request(self._namespace + page.beside)][: 2 if page.beside else 1]
-        answer, revision = await self._ask(TRANSACTION, reads_request(*ranges))
+        answer, revision = await self._read(TRANSACTION, reads_request(*ranges))
         with _readable():
             found = iter(ranges_of(answer, len(ranges)))
             return tuple([self._page(page, found, revision) for page in wanted])
@@ -196,6 +196,17 @@ class EtcdMetadataStore:
         beside = entries_of(self._namespace, next(found)) if wanted.beside else ()
         more = answer.get("more") is True
         return Page(entries_of(self._namespace, answer), more, revision, beside[0] if beside else None)
+
+    async def _read(self, path: str, body: Json) -> tuple[Json, int]:
+        """The answer to a call that only reads. Raises what the transport's `call` raises, but no EtcdError: no etcd
+        says of a read what another try does not mend.
+        """
+        try:
+            return await self._ask(path, body)
+        except EtcdError as error:
+            raise MetadataRefused(
+                f"etcd refuses a read: {error.message}; etcd-endpoints must name members of an etcd 3.4 or newer"
+            ) from error
 
     async def _ask(self, path: str, body: Json, *, repeatable: bool = True) -> tuple[Json, int]:
         """The answer of a majority, and its revision. Raises EtcdError and what the transport's `call` raises."""

@@ -15,9 +15,10 @@ from typing import Final
 
 import trio
 
-from logstore.base.metadata.errors import Compacted, MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.errors import Compacted, MetadataError, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.connections import ConnectionFailed, EtcdExchange
 from logstore.base.metadata.etcd.messages import (
+    OLD_LOGIN,
     BadAnswer,
     EtcdError,
     Json,
@@ -40,7 +41,7 @@ from logstore.base.metadata.state import behind
 MAX_LINE_BYTES: Final = 16 << 20
 """etcd cuts the messages of a watch at 2 MiB, or at one transaction's events, before they become base64."""
 RANGE: Final = "kv/range"
-LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty")
+LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty", OLD_LOGIN)
 """etcd gives a watch that it refuses no code, only these words."""
 
 
@@ -59,6 +60,8 @@ class EtcdWatch:
         self._end: Compacted | None = None
         self._refused = False
         """The last connection was refused."""
+        self._token = ""
+        """With which it was opened."""
 
     async def receive(self) -> Changes:
         """See Watch."""
@@ -73,7 +76,7 @@ class EtcdWatch:
                     await self._connect()
                 await self._listen()
                 pause_s = FIRST_PAUSE_S
-            except AttemptFailed as failure:
+            except (AttemptFailed, EtcdError) as failure:
                 await self.close()
                 self._transport.failed(self._endpoint, str(failure))
                 await trio.sleep(pause_s)
@@ -95,6 +98,7 @@ class EtcdWatch:
         self._endpoint = transport.endpoint
         body = watch_request(self._namespace + self._prefix, max(self._position, 1))
         self._connection = connection = _WatchConnection(await transport.open_stream(self._endpoint, "watch", body))
+        self._token = transport.token
         answer = None
         with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
@@ -140,7 +144,7 @@ class EtcdWatch:
             raise self._end
         if any(word in answer.cancelled for word in LOGIN_WORDS):
             # Perhaps a token that has ended, so it is tried once more with a new one.
-            if self._refused or not self._transport.forget_login():
+            if self._refused or not self._transport.forget_login(self._token):
                 raise MetadataRefused(
                     f"etcd refuses to let {self._namespace + self._prefix!r} be watched: {answer.cancelled}; "
                     f"give a user with rights on {self._namespace!r}"
@@ -177,8 +181,10 @@ class EtcdWatch:
                 is_read = True
 
     async def _read_beside_question(self, connection: "_WatchConnection") -> bool:
-        """Ask the endpoint whether it is alive; whether a part was read meanwhile. Raises AttemptFailed."""
-        failures: list[AttemptFailed] = []
+        """Ask the endpoint whether it is alive; whether a part was read meanwhile. Raises AttemptFailed, and what the
+        endpoint answers otherwise: MetadataRefused, MetadataDamaged.
+        """
+        failures: list[AttemptFailed | MetadataError] = []
         is_read = is_alive = False
         async with trio.open_nursery() as nursery:
 
@@ -192,13 +198,18 @@ class EtcdWatch:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(read)
-            is_alive = await self._transport.is_alive(self._endpoint, RANGE, self._probe())
+            try:
+                is_alive = await self._transport.is_alive(self._endpoint, RANGE, self._probe())
+            except MetadataError as refusal:  # out of the nursery it would come in a group, which nobody expects
+                failures.append(refusal)
             nursery.cancel_scope.cancel()
+        if is_read:  # whatever was answered: it is asked again when the watch is quiet again
+            return True
         if failures:
             raise failures[0]
-        if not is_read and not is_alive:
+        if not is_alive:
             raise AttemptFailed(f"{self._endpoint} is quiet and does not answer", made_perhaps=False)
-        return is_read
+        return False
 
     def _probe(self) -> Json:
         """A call whose answer shows that a majority of etcd's members is there."""
