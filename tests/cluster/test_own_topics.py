@@ -29,6 +29,7 @@ from tests.cluster.test_topics import (
     stored_topic,
     two_hosts,
 )
+from tests.support.limits import PATIENCE_S
 
 ID = "a" * 32
 
@@ -38,8 +39,9 @@ async def made(host: Host, name: str = GROUPS_TOPIC) -> tuple[int, int]:
     the topic.
     """
     assert host.front.internal_topic(name) is None
-    while (topic := host.front.topics.get(name)) is None:
-        await host.front.changed.wait()
+    with trio.fail_after(PATIENCE_S):
+        while (topic := host.front.topics.get(name)) is None:
+            await host.front.changed.wait()
     return topic.replicas, topic.config.min_insync_replicas
 
 
@@ -130,7 +132,7 @@ async def test_a_small_factor_is_that_of_own_topics_too(tmp_path: Path) -> None:
                 revision = await host_comes(store, number)
                 await one.view.members_reached(revision)
                 await trio.testing.wait_all_tasks_blocked()
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE_S):
                     while one.front.topic(GROUPS_TOPIC).replicas != numbers[number][0]:
                         await one.front.changed.wait()
                 assert one.front.topic(GROUPS_TOPIC).config.min_insync_replicas == numbers[number][1]

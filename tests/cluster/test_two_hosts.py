@@ -211,6 +211,8 @@ def test_of_a_cluster_of_three_one_host_acknowledges_nothing() -> None:
         await hosts.start("c")
         for lost in "ab":
             await hosts.kill(lost)
+        view = hosts.world.hosts["c"].running.host.view
+        await hosts.world.cluster.until(lambda: view.members.keys() == {"c"})
         with pytest.raises(trio.TooSlowError):
             await hosts.go_on()
         assert hosts.numbers(GROUPS_TOPIC) == (3, "2")
