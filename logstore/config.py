@@ -9,7 +9,7 @@ import argparse
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _build(
         StoreSettings(
             io_window=values["io_window"],
             tail_bytes=values["tail_bytes"],
-            journal=JournalLimits(file_bytes=values["journal_bytes"]),
+            journal=_journal_limits(values["journal_bytes"], values["tail_bytes"]),
             producer_expiry_ms=values["producer_expiry_ms"],
             retention_check_interval_ms=values["retention_check_interval_ms"],
             disk_reserve_bytes=values["disk_reserve_bytes"],
@@ -206,6 +206,12 @@ def _build(
         tier=parse_tier(values),
         http=http,
     )
+
+
+def _journal_limits(file_bytes: int, tail_bytes: int) -> JournalLimits:
+    """Batches that are not in their chunks yet stay in memory, in the tail or beside it: a smaller tail has less."""
+    limits = JournalLimits(file_bytes=file_bytes)
+    return replace(limits, max_unwritten_bytes=min(limits.max_unwritten_bytes, 3 * tail_bytes // 4))
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -40,6 +40,7 @@ from logstore.log.reading import (
     NotQuick,
     ReadResult,
     TimeFound,
+    compact,
     from_tail,
     lost,
 )
@@ -70,6 +71,9 @@ _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record ma
 
 class StoreEngine:
     """Runs one store. `open_engine` makes it."""
+
+    elsewhere = None
+    """See `ServingEngine`: no read waits for another host."""
 
     def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
         self.store = store
@@ -319,7 +323,7 @@ class StoreEngine:
             size_bytes = result.size_bytes
         finally:
             self._beside.end(paid_bytes, size_bytes)  # a read that fails gives all of it back
-        return result, is_sequential
+        return compact(result), is_sequential
 
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The end of the log for the one leader epoch of a host alone; see `ServingEngine`."""
@@ -336,7 +340,7 @@ class StoreEngine:
 
     def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
         """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
-        `read`.
+        `read`. It is to be sent at once, or copied (`compact`): it may keep a whole piece in memory.
         """
         stream = self._own(stream)
         if not stream.log_start_offset <= offset < stream.high_watermark:
@@ -402,10 +406,7 @@ class StoreEngine:
         return view
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
-        """The first record with this timestamp or a later one; None if there is none.
-
-        Raises CorruptChunk, OSError.
-        """
+        """The first record with this timestamp or a later one; None if there is none. Raises CorruptChunk, OSError."""
         stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
@@ -443,7 +444,6 @@ class StoreEngine:
             if view.max_timestamp < 0 or (newest is not None and view.max_timestamp < newest.timestamp):
                 break
             from_offset = max(start, view.base_offset)
-
             find = partial(reading.find_newest, cache=self.store.indexes, from_offset=from_offset)
             found = await self._look_up(stream, view, find)
             if found is not None and (newest is None or found.rank > newest.rank):

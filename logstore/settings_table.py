@@ -59,7 +59,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         *("log", "tail-bytes", DEFAULT_TAIL_BYTES, _MIB, 1 << 40),
-        "memory for the newest batches of all streams; requests on their way get up to half of it",
+        "memory for the newest batches of all streams; requests on their way get up to half of it, and batches that no "
+        "chunk has yet take up to three quarters as much beside it, at most 12 MiB",
     ),
     Setting(
         "log",

@@ -64,9 +64,9 @@ class Part:
 
 CORE = (
     *("access", "base", "disk", "format", "kafka", "client", "codec", "commands", "verify"),
-    *("topology", "calibration", "peace", "simulation"),
+    *("topology", "calibration", "peace", "simulation", "cec", "pages"),
 )
-STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
+STATE = ("state", "operators", "checkpoint", "continuous")
 SERVICES = ("coordinator", "metadata", "monitoring", "sidecar", "kill9", "preloaded")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
@@ -79,7 +79,7 @@ PARTS = (
     Part("rest", (), 260, 3 * 60 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
-    Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),
+    Part("cluster", ("cluster",), 240, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("programs", ("benchmarks", "demo", "docs", "security"), 300, 30 * 60, Lane.SPARK),
     Part("figures", ("figures",), 10, 4 * 60 * 60, Lane.SPARK, is_alone=True),

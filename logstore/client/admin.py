@@ -42,6 +42,11 @@ from logstore.format.topic_partition import TopicPartition
 from logstore.interfaces import Buffer
 
 T = TypeVar("T")
+Sizes = dict[TopicPartition, int]
+AskHosts = Callable[[Sequence[Address], Callable[[Client], Sizes | None]], list[Sizes | None]]
+"""Puts a question to each of several hosts, each by a client of its own; the answers, in their order. Raises what the
+question raises, OSError among it.
+"""
 GROUPS_PER_REQUEST: Final = 1_000
 STREAMS_PER_REQUEST: Final = 10_000
 """Below the maximum number of elements that a sidecar accepts in a request."""
@@ -213,17 +218,22 @@ class Admin:
         request = wire.list_offsets_request(dict.fromkeys(streams, moment))
         return self._client.call(wire.LIST_OFFSETS, request, wire.list_offsets_reply)
 
-    def sizes(self, *, is_here: bool = False) -> dict[TopicPartition, int] | None:
+    def sizes(self, *, is_here: bool = False, ask_hosts: AskHosts | None = None) -> Sizes | None:
         """The bytes of each stream's chunks; None without Describe on the cluster. `is_here`: only the answer of the
-        connected server, and of no other host of the cluster.
+        connected server, and of no other host of the cluster. `ask_hosts` puts a question to several hosts of a
+        cluster at the same time; None: one after another.
         """
         request = admin_wire.log_dirs_request()
 
-        def ask() -> dict[TopicPartition, int] | None:
-            found: dict[TopicPartition, int] = {}
-            hosts: Sequence[Address | None] = [None] if is_here else self._asked_hosts() or [None]
-            for host in hosts:
-                sizes = self._client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+        def ask_at(client: Client, host: Address | None = None) -> Sizes | None:
+            return client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+
+        def ask() -> Sizes | None:
+            hosts: Sequence[Address] = () if is_here else self._asked_hosts()
+            if not hosts:
+                return ask_at(self._client)
+            found: Sizes = {}
+            for sizes in ask_hosts(hosts, ask_at) if ask_hosts else [ask_at(self._client, host) for host in hosts]:
                 if sizes is None:
                     return None
                 found |= {stream: max(size, found.get(stream, 0)) for stream, size in sizes.items()}

@@ -7,6 +7,7 @@ does a file whose certificates or keys cannot be read. An unknown name in the fi
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +93,16 @@ def security_of(arguments: argparse.Namespace) -> ClientSecurity:
     except InvalidConfig as error:
         raise CommandConfigUnusable(arguments.command_config, error) from error
     return security
+
+
+def followed_security_of(arguments: argparse.Namespace) -> ClientSecurity:
+    """The same for a program that runs for long: each new connection logs in as the file says by then. A file that can
+    be read only once, as a pipe, is not followed.
+    """
+    security, path = security_of(arguments), arguments.command_config
+    if security.sasl is None or not path.is_file():
+        return security
+    return replace(security, sasl=replace(security.sasl, properties_file=str(path.absolute())))
 
 
 def client_of(arguments: argparse.Namespace, *, limit_s: float = DEFAULT_LIMIT_S) -> Client:

@@ -105,7 +105,7 @@ def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
     if isinstance(failure, TimeoutError):
         advice = (
             "is the sidecar running there? A host of a cluster does not answer this while its metadata store is away "
-            "(metadata_away in its log)"
+            "(metadata_away in its log), or while too few hosts are alive (stream_unavailable; see `cairn hosts`)"
         )
     else:
         advice = "is the sidecar running there?"

@@ -3,7 +3,7 @@
 Invariants: the server's certificate is always checked; a server that cannot be trusted, or that refuses the login, is
 no matter of trying again, so it raises SecurityFailed, which holds no secret; a SCRAM server must prove that it knows
 the password too. Certificates whose files have changed are loaded before the next connection; files that cannot be
-used then leave those loaded before in use.
+used then leave those loaded before in use. So it is with a login from a file of properties.
 
 Sources: RFC 5802 by the package scramp, RFC 4616, KIP-152.
 """
@@ -12,7 +12,9 @@ import os
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from scramp import ScramClient, ScramException
@@ -20,9 +22,11 @@ from scramp import ScramClient, ScramException
 from logstore.base.addresses import Address
 from logstore.base.client_tls import context_that_looks
 from logstore.base.events import ignore
+from logstore.base.secret_files import SecretFile
 from logstore.client.errors import SecurityFailed
 from logstore.client.network import Network
-from logstore.client.security import ClientSecurity, SaslSecurity, TlsSecurity
+from logstore.client.properties import parse_properties
+from logstore.client.security import ClientSecurity, SaslSecurity, TlsSecurity, parse_security
 from logstore.errors import InvalidConfig
 
 HANDSHAKE_KEY: Final = 17
@@ -41,7 +45,7 @@ class SecureNetwork:
 
     def __init__(self, network: Network, security: ClientSecurity, client_id: str) -> None:
         self._network = network
-        self._sasl = security.sasl
+        self._login = None if security.sasl is None else _following_login(security.sasl)
         self._client_id = client_id
         self._tls = None if security.tls is None else _following(security.tls)
 
@@ -51,8 +55,8 @@ class SecureNetwork:
         try:
             if self._tls is not None:
                 connection = _encrypted(self._tls, connection, address)
-            if self._sasl is not None:
-                _LoginExchange(connection, address, self._client_id, self._sasl).run()
+            if self._login is not None:
+                _LoginExchange(connection, address, self._client_id, self._login()).run()
         except BaseException:
             connection.close()
             raise
@@ -126,6 +130,46 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no PEM").lower().replace("_", " ")
     return getattr(error, "strerror", None) or "no PEM"
+
+
+def _following_login(sasl: SaslSecurity) -> Callable[[], SaslSecurity]:
+    """What gives the login of the next connection: as new as the file that it is from, if this host has that file."""
+    if sasl.properties_file:
+        try:
+            return _LoginOfFile(sasl.properties_file)
+        except InvalidConfig:
+            pass  # the process that has read it is on another host, or the file is being changed
+    return lambda: sasl
+
+
+class _LoginOfFile:
+    """The login in a file of properties. Raises InvalidConfig if the file has none when this is made."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read: tuple[str, SaslSecurity] | None = None
+        self._text = SecretFile(self._checked_text, path, ignore, setting="command-config")
+
+    def __call__(self) -> SaslSecurity:
+        """The login now; that of before if the file has none that can be used."""
+        text, read = self._text(), self._read
+        if read is None or read[0] != text:
+            self._read = read = (text, self._login_in(text))
+        return read[1]
+
+    def _checked_text(self) -> str:
+        try:
+            text = Path(self._path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"{self._path!r} cannot be read") from error
+        self._login_in(text)
+        return text
+
+    def _login_in(self, text: str) -> SaslSecurity:
+        sasl = parse_security(parse_properties(text)).sasl
+        if sasl is None:
+            raise InvalidConfig(f"{self._path!r} has no login")
+        return sasl
 
 
 class _LoginExchange:

@@ -69,6 +69,8 @@ class SaslSecurity:
     mechanism: str
     user: str
     password: str = field(repr=False)
+    properties_file: str = ""
+    """The file of properties that the login is from, and that is followed; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

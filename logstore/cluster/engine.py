@@ -95,6 +95,10 @@ class ClusterEngine:
             self._own(stream), offset, max_bytes, include_control=include_control, patience=patience
         )
 
+    def elsewhere(self, stream: ServedStream, offset: int) -> bool:
+        """Whether a read waits for the answer of another host; see `ChunkReads.is_elsewhere`."""
+        return self._reads.is_elsewhere(self._own(stream), offset)
+
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """Where a leader epoch ends; see `LeaderEpochs.end_of`."""
         return await self._epochs.end_of(self._own(stream), epoch, patience)

@@ -38,7 +38,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, streams_of
+from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, OwnStreams, streams_of
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
@@ -133,11 +133,11 @@ class ClusterHost:
             parts.view,
             self._hosts,
             membership,
-            self._claim,
-            self._owners.__contains__,
+            OwnStreams(self._claim, self._owners.__contains__, self._replica.has_end_of),
             lambda: self._requests.delay_s,
         )
-        self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        registrations = StoredRegistrations(parts.store, parts.identity.cluster_id)
+        self._requests = RegistrationRequests(registrations, self._answered, parts.report)
         self._many = ManyRegistrations(parts.store, self._requests, self._answered, self._claims.is_known)
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)

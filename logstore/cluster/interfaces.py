@@ -97,6 +97,11 @@ class Links(Protocol):
     def is_stranger_to(self, host: str) -> bool:
         """Whether the host has answered, and takes nothing because it does not know this one as a member."""
 
+    def deals(self, host: str) -> bool | None:
+        """Whether the host deals streams as this one does (`logstore.cluster.members.deal`), as it said when it was
+        connected to last; None: it never was. This host itself does.
+        """
+
 
 class LinkObserver(Protocol):
     """Hears from the links to the other hosts. A call must not wait, and does not come from within `Links.send`."""

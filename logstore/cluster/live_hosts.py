@@ -98,6 +98,16 @@ class LiveHosts:
         """How many of these hosts can be reached; this host itself can."""
         return sum(host == self._name or self._links.is_reachable(host) for host in hosts)
 
+    @property
+    def all_deal(self) -> bool:
+        """Whether all that live are known to deal streams as this host does."""
+        return all(self._links.deals(host) for host in self.live)
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether one that lives is known to be of an earlier version, which claims streams by the hash alone."""
+        return any(self._links.deals(host) is False for host in self.live)
+
     def members_changed(self) -> None:
         """The view's members have changed."""
         members = self._view.members

@@ -22,6 +22,7 @@ from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
+from logstore.base.racks import HostPlace
 from logstore.base.secret_files import SecretFile
 from logstore.base.tls import PeerTls
 from logstore.cluster.copies.copy_coordinator import CopyCoordinator
@@ -206,7 +207,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
     own_place = OwnPlace(settings.place, (settings.host, parse_address(told).host), report)
-    announced = Announcement(settings.node_id, told, addresses, await trio.to_thread.run_sync(own_place.read))
+    announced = Announcement(settings.node_id, told, addresses, await _place(own_place, give_back))
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     parts = HostParts(
         identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s,
@@ -263,6 +264,15 @@ async def _identity(
     """Who this host is, and how it gives that back."""
     identity = await establish_identity(metadata, local.files, host, local.random, local.report, local.directory)
     return identity, partial(give_back_identity, metadata, local.files, identity)
+
+
+async def _place(own_place: OwnPlace, give_back: Callable[[], Awaitable[None]]) -> HostPlace:
+    """Where this host is. One that does not start for want of that is no host of the cluster. Raises ConfigError."""
+    try:
+        return await trio.to_thread.run_sync(own_place.read)
+    except ConfigError:
+        await give_back()
+        raise
 
 
 async def _follow(view: ClusterView, access: StoredAccess, nursery: trio.Nursery) -> None:

@@ -1,18 +1,21 @@
 """`cairn topics`: list, describe, create, grow, delete topics, change their settings, and have a stream go on whose
 takeover waits for a lost chunk.
 
-Invariant: `list` and `describe` change nothing; a deletion needs `--yes` or an answer at the terminal.
+Invariants: `list` and `describe` change nothing; a deletion needs `--yes` or an answer at the terminal. `list` asks all
+hosts of a cluster at the same time.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self
 
-from logstore.client.admin import Admin
+from logstore.base.addresses import Address
+from logstore.client.admin import Admin, Sizes
 from logstore.client.blocking import Client
 from logstore.client.wire import DEFAULT_REPLICATION
-from logstore.commands.connection import add_action, add_connection_arguments, connect
+from logstore.commands.connection import add_action, add_connection_arguments, connect, connect_to
 from logstore.commands.describe_topic import describe_topic
 from logstore.commands.forget_producers import add_forget_arguments, forget_producers
 from logstore.commands.output import (
@@ -23,6 +26,7 @@ from logstore.commands.output import (
     run,
     show_size,
 )
+from logstore.commands.together import ask_together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +92,7 @@ def _topics(arguments: argparse.Namespace) -> int:
                 Admin(client).alter_topic(arguments.topic, _settings(arguments.settings))
                 _done(arguments, "changed", arguments.topic)
             case _:
-                _list(client, as_json=arguments.json)
+                _list(client, arguments)
     return 0
 
 
@@ -99,8 +103,39 @@ def _done(arguments: argparse.Namespace, what: str, topic: str) -> None:
         print(f"{what}: {topic}")
 
 
-def _list(client: Client, *, as_json: bool) -> None:
-    sizes = Admin(client).sizes()
+class _ClusterHosts:
+    """Hosts of a cluster that are asked at the same time, each by a client of its own, which is kept until the end."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._clients: dict[Address, Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def ask(self, hosts: Sequence[Address], question: Callable[[Client], Sizes | None]) -> list[Sizes | None]:
+        """See `AskHosts`."""
+        for host in hosts:
+            if host not in self._clients:
+                self._clients[host] = connect_to(self._arguments, str(host))
+        return ask_together([partial(_asked, self._clients[host], question) for host in hosts])
+
+
+def _asked(client: Client, question: Callable[[Client], Sizes | None]) -> Sizes | None:
+    try:
+        return question(client)
+    except OSError:
+        client.close()  # the next question goes over a new connection
+        raise
+
+
+def _list(client: Client, arguments: argparse.Namespace) -> None:
+    with _ClusterHosts(arguments) as hosts:
+        sizes = Admin(client).sizes(ask_hosts=hosts.ask)
     total_bytes: dict[str, int] = {}
     for stream, size_bytes in ({} if sizes is None else sizes).items():
         total_bytes[stream.topic] = total_bytes.get(stream.topic, 0) + size_bytes
@@ -112,7 +147,7 @@ def _list(client: Client, *, as_json: bool) -> None:
         }
         for name, info in sorted(client.topics().items())
     ]
-    if as_json:
+    if arguments.json:
         print_json({"topics": found})
         return
     rows = [(topic["topic"], topic["partitions"], show_size(topic["bytes"])) for topic in found]

@@ -29,6 +29,7 @@ from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
+from logstore.log.reading import in_own_memory
 from logstore.log.served import ServingEngine
 from logstore.log.stream_state import AppendTicket
 
@@ -179,6 +180,11 @@ class AnswerLine:
         waiting_bytes = sum(slot.size_bytes for slot in self._slots if not (slot.is_shared or slot.is_ready))
         return self.request_bytes > waiting_bytes
 
+    @property
+    def sends_at_once(self) -> bool:
+        """Whether an answer that becomes ready now is handed to the socket before any task waits."""
+        return self._sending is Sending.IDLE and not self._slots
+
     def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
         self._slots.append(slot)
@@ -252,7 +258,8 @@ class AnswerLine:
         except OSError:
             rest = batch.parts  # `send_answers` meets the same error, and ends the connection
         if rest or batch.failure is not None:
-            self._left = batch._replace(parts=rest)
+            counted_bytes = max(batch.reserved_bytes, sum(map(len, rest)))
+            self._left = batch._replace(parts=in_own_memory(list(rest), counted_bytes))
             self._move(SendEvent.BLOCKED)
         else:
             self._move(SendEvent.LOOK if self._is_ended else SendEvent.FLUSHED)

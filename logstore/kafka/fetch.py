@@ -3,14 +3,15 @@
 Invariants: every requested partition is answered, in order, and no partition may be named twice; the limits of the
 request hold, except for the first batch of the answer, which is sent whatever its size, so that a reader always
 advances. What the reads wait for other hosts is limited for the whole request (`ReadPatience`), however many partitions
-it has. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
-request names all its partitions.
+it has; up to TOGETHER reads wait at the same time (`reads_together`). Fetch sessions are declined with session id 0, as
+by a Kafka broker whose session cache is full; so every request names all its partitions.
 
 Source: Kafka protocol guide, Fetch 4 to 18; KIP-74 (limits), KIP-227 (sessions), KIP-516 (topic ids, from version 13),
 KIP-595 (records that diverge, from version 12).
 """
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from logstore.kafka.guard import MAX_ELEMENTS
 from logstore.kafka.leaders import NOT_LEADER, CurrentLeader, Leaders, write_endpoints, write_leader
 from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
+from logstore.kafka.reads_together import NOTHING, ReadsTogether, WantedRead
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.read_patience import ReadPatience
 from logstore.log.served import NO_LEADER_EPOCH, LeaderEpochEnd, ServedStream
@@ -220,9 +222,51 @@ async def _collect(
     patience: ReadPatience,
 ) -> tuple[list[tuple[TopicKey, list[_PartitionAnswer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
+    reads = _FetchReads(broker, room, patience)
+    wanted = await _wanted_reads(broker, request, streams)
+    if wanted is None:
+        return await _walk(broker, request, streams, reads)
+    places = [
+        (stream, part)
+        for (_, parts), found in zip(request.topics, streams, strict=True)
+        for part, stream in zip(parts, found, strict=True)
+    ]
+    async with trio.open_nursery() as nursery:
+        reads.together = ReadsTogether(nursery, wanted, partial(reads.read_early, places))
+        collected = await _walk(broker, request, streams, reads)
+        nursery.cancel_scope.cancel()  # nobody takes what has not been taken
+    return collected
+
+
+async def _wanted_reads(
+    broker: Broker, request: FetchRequest, streams: list[list[ServedStream | None]]
+) -> list[WantedRead] | None:
+    """What is to be read of each partition; None: all is read in turn, because at most one read waits for others."""
+    elsewhere = broker.engine.elsewhere
+    if elsewhere is None or sum(map(len, streams)) < 2:
+        return None
+    wanted: list[WantedRead] = []
+    waiting = 0
+    pace = Pace()
+    for (key, partitions), found in zip(request.topics, streams, strict=True):
+        for part, stream in zip(partitions, found, strict=True):
+            await pace.step()
+            if stream is None or key in request.refused or stream.deleted or part.offset >= stream.high_watermark:
+                wanted.append(NOTHING)
+                continue
+            is_elsewhere = part.max_bytes > 0 and elsewhere(stream, part.offset)
+            wanted.append(WantedRead(max(0, part.max_bytes), is_elsewhere))
+            waiting += is_elsewhere
+    return wanted if waiting > 1 else None
+
+
+async def _walk(
+    broker: Broker, request: FetchRequest, streams: list[list[ServedStream | None]], reads: "_FetchReads"
+) -> tuple[list[tuple[TopicKey, list[_PartitionAnswer]]], int, bool]:
+    """See `_collect`."""
     topics: list[tuple[TopicKey, list[_PartitionAnswer]]] = []
-    total = 0
     is_final = not request.topics
+    number = 0
     pace = Pace()
     for (key, partitions), found in zip(request.topics, streams, strict=True):
         answers: list[_PartitionAnswer] = []
@@ -233,25 +277,56 @@ async def _collect(
             elif stream is None or stream.deleted:
                 answer = _refused(wanted, _unknown(broker, key))
             else:
-                answer = await _read(broker, stream, wanted, room - total, patience, must_advance=total == 0)
+                answer = await reads.read(number, stream, wanted)
                 stream.fetched_bytes += answer.size
                 await pace.step(answer.size // STEP_BYTES)
             is_final = is_final or (answer.error != 0 and not answer.is_away) or answer.diverging is not None
-            total += answer.size
             answers.append(answer)
+            number += 1
         topics.append((key, answers))
-    return topics, total, is_final
+    return topics, reads.total_bytes, is_final
+
+
+class _FetchReads:
+    """The reads of one answer of up to `room` bytes. The first batch of the answer is given whatever its size."""
+
+    def __init__(self, broker: Broker, room: int, patience: ReadPatience) -> None:
+        self.together: ReadsTogether[_PartitionAnswer] | None = None
+        self.total_bytes = 0
+        self._broker = broker
+        self._room = room
+        self._patience = patience
+
+    async def read(self, number: int, stream: ServedStream, wanted: FetchPartition) -> _PartitionAnswer:
+        """The answer for a partition whose turn it is."""
+        must_advance, left_bytes = self.total_bytes == 0, self._room - self.total_bytes
+        limit = min(wanted.max_bytes, left_bytes)
+        if must_advance:
+            limit = max(1, limit)
+        answer = None
+        if self.together is not None and limit > 0:
+            answer = await self.together.take(number, left_bytes)
+        if answer is None:
+            answer = await _read(self._broker, stream, wanted, limit, self._patience)
+        if answer.size > limit and not must_advance:
+            answer = answer._replace(buffers=[], size=0)
+        self.total_bytes += answer.size
+        return answer
+
+    async def read_early(
+        self, places: Sequence[tuple[ServedStream | None, FetchPartition]], number: int
+    ) -> _PartitionAnswer:
+        """The answer for a partition that may have all that it asks for."""
+        stream, wanted = places[number]
+        if stream is None:
+            raise AssertionError("of a stream that is not there nothing is wanted")
+        return await _read(self._broker, stream, wanted, wanted.max_bytes, self._patience)
 
 
 async def _read(
-    broker: Broker,
-    stream: ServedStream,
-    wanted: FetchPartition,
-    room: int,
-    patience: ReadPatience,
-    *,
-    must_advance: bool,
+    broker: Broker, stream: ServedStream, wanted: FetchPartition, limit: int, patience: ReadPatience
 ) -> _PartitionAnswer:
+    """Batches of a partition, up to `limit` bytes but at least one; none if the limit is 0 or less."""
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
         refused = refuse_leader_epoch(stream, wanted.leader_epoch).value
         if refused:
@@ -261,11 +336,10 @@ async def _read(
             diverging = await _diverging(broker, stream, wanted, patience)
             if diverging is not None:
                 return _empty(stream, wanted)._replace(diverging=diverging)
-        limit = min(wanted.max_bytes, room)
-        if limit <= 0 and not must_advance:
+        if limit <= 0:
             stream.check_offset(wanted.offset)
             return _empty(stream, wanted)
-        result = await broker.engine.read(stream, wanted.offset, max(1, limit), patience=patience)
+        result = await broker.engine.read(stream, wanted.offset, limit, patience=patience)
     except OffsetOutOfRange as error:
         return _empty(stream, wanted, int(error_code(error)))
     except NotLeader as error:
@@ -275,8 +349,6 @@ async def _read(
         failure = StorageFailed(str(error)) if isinstance(error, OSError) else error
         empty = _empty(stream, wanted, int(error_code(failure)))
         return empty._replace(is_away=isinstance(error, ChunkUnreachable))
-    if result.size_bytes > limit and not must_advance:
-        return _empty(stream, wanted)
     return _PartitionAnswer(
         wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
     )

@@ -25,6 +25,7 @@ from logstore.kafka.api_types import Broker
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.framing import uvarint
 from logstore.kafka.topic_keys import TopicKey, find_topic
+from logstore.log.reading import compact
 
 _HEAD = struct.Struct(">hhih")
 """API key, version, correlation id, length of the client id (-1: null)."""
@@ -175,6 +176,8 @@ def start(broker: Broker, line: AnswerLine, meter: Histogram, request: memoryvie
         result = engine.read_ahead_of(stream, wanted.offset, max(1, min(wanted.partition_max_bytes, room)))
         if result is None:
             return False
+        if not line.sends_at_once:
+            result = compact(result)
         slot = ReadyFetch(wanted.correlation_id, len(request) + SLOT_BYTES, is_shared=False)
         slot.parts = encode(wanted, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes)
         size = slot.reserved_bytes = result.size_bytes

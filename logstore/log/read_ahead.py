@@ -3,7 +3,8 @@
 Invariants:
 * Entries are checked and contiguous from their key's offset on; each is handed out once.
 * Bounded: `max_bytes` and MAX_POSITIONS entries over all readers; the oldest entry is evicted first. Losing an entry
-  only costs a read. An entry, and what was taken of it, keep at most KEPT_TIMES their bytes (`compact`).
+  only costs a read. An entry keeps at most KEPT_TIMES its bytes (`compact`); who takes of it and does not send that at
+  once sees to that itself.
 
 Source: CEC paper, section IX (a replay reads stored events asynchronously, apart from sending them).
 """
@@ -48,6 +49,7 @@ class ReadAhead:
 
     def put(self, place: ReadPosition, result: ReadResult) -> None:
         """Keep the batches that follow a place."""
+        result = compact(result)
         if not result.buffers or result.size_bytes > self._max_bytes:
             return
         self._forget(place)
@@ -84,7 +86,7 @@ class ReadAhead:
 
 
 def split(result: ReadResult, max_bytes: int) -> tuple[ReadResult, ReadResult]:
-    """Whole batches of `result` up to `max_bytes` (at least one), and the rest."""
+    """Whole batches of `result` up to `max_bytes` (at least one), and the rest; both in the memory of `result`."""
     if result.size_bytes <= max_bytes:
         return result, ReadResult([], result.next_offset, 0)
     buffers: list[Buffer] = []
@@ -110,5 +112,5 @@ def split(result: ReadResult, max_bytes: int) -> tuple[ReadResult, ReadResult]:
         rest = [view[cut:], *result.buffers[number + 1 :]] if cut < len(view) else list(result.buffers[number + 1 :])
         served = ReadResult(buffers, next_offset, size + cut)
         left = ReadResult(rest, result.next_offset, result.size_bytes - served.size_bytes)
-        return compact(served), compact(left)
+        return served, left
     return result, ReadResult([], result.next_offset, 0)

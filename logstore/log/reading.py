@@ -162,11 +162,18 @@ def compact(result: ReadResult) -> ReadResult:
     """The result in memory of its own if it keeps more than KEPT_TIMES as many bytes alive as it has: answers that wait
     for their clients, and pieces for their readers, are counted by what they have.
     """
-    owners = [memoryview(buffer).obj for buffer in result.buffers]
-    kept_bytes = {id(owner): memoryview(owner).nbytes for owner in owners}
-    if sum(kept_bytes.values()) <= KEPT_TIMES * result.size_bytes:
-        return result
-    return result._replace(buffers=[b"".join(result.buffers)])
+    buffers = in_own_memory(result.buffers, result.size_bytes)
+    return result if buffers is result.buffers else result._replace(buffers=buffers)
+
+
+def in_own_memory(buffers: list[Buffer], counted_bytes: int) -> list[Buffer]:
+    """The buffers, or one copy of them if they keep more than KEPT_TIMES the bytes alive that are counted for them."""
+    if len(buffers) == 1:
+        kept_bytes = memoryview(memoryview(buffers[0]).obj).nbytes
+    else:
+        owners = [memoryview(buffer).obj for buffer in buffers]
+        kept_bytes = sum({id(owner): memoryview(owner).nbytes for owner in owners}.values())
+    return buffers if kept_bytes <= KEPT_TIMES * counted_bytes else [b"".join(buffers)]
 
 
 def load_index(fs: ReadableFiles, cache: IndexCache, view: ChunkView) -> SparseIndex:

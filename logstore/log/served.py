@@ -231,6 +231,9 @@ class ServedStore(Protocol):
         """Allocate a producer id that was never allocated before."""
 
 
+Elsewhere = Callable[[ServedStream, int], bool]
+
+
 class ServingEngine(Protocol):
     """Runs the store's work, lets tasks wait for it, and reads streams."""
 
@@ -261,6 +264,10 @@ class ServingEngine(Protocol):
         Raises CairnError, OSError.
         """
 
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """Says whether a read at an offset of a stream waits for the answer of another host; None: none ever does."""
+
     async def end_of_epoch(self, stream: ServedStream, epoch: int, patience: ReadPatience) -> LeaderEpochEnd | None:
         """The largest leader epoch of a stream up to `epoch`, and where its records end; None: `epoch` is above the
         newest, or -1. `patience`: for how long what is read for it may take. Raises CairnError.
@@ -275,7 +282,7 @@ class ServingEngine(Protocol):
 
     def read_ahead_of(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult | None:
         """What `read` would give, at least one batch, if it was read ahead and may be given without a wait. None: ask
-        `read`.
+        `read`. It is to be sent at once, or copied (`compact`): it may keep a whole piece in memory.
         """
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:

@@ -351,6 +351,7 @@ class Stream(SoleLeader, TieredLog):
         if flight.group is not None and not flight.group_open:
             flight.group.ticket.succeed(AppendResult(flight.group.base_offset, self.log_start_offset, False))
         if not flight.group_open:
+            self._host.tail.evict()
             self._wake()
 
     def _publish(self, flight: WriteInFlight) -> None:

@@ -4,8 +4,12 @@ Invariants:
 * A stream's tail is contiguous and ends at its high watermark; eviction drops the batch that was added first over all
   streams.
 * The tail holds only synced, visible batches, so reads from it need no second check.
-* One bound is for the tail and for the requests that come to it: the tail gives way to these, up to GIVEN_SHARE of the
-  bound, as soon as a large one is there.
+* One bound is for the tail and for the requests that come to it: the tail gives way to these, up to 1/GIVEN_SHARE of
+  it, as soon as a large one is there. A batch is added before its request counts as done, and lies in the memory of
+  that request: so the bound is kept by `evict` behind both, and no byte counts twice. Where a request is done later (it
+  has batches for other streams, or waits for other hosts), it counts twice until then, and the tail has less.
+* Not in the bound: batches of the backlog (`logstore.log.backlog`), which are in memory until they are in their chunks,
+  evicted or not.
 * Small batches lie in the C library's heap and large ones in pages of their own. Whenever large ones have replaced
   HOLES_BYTES of small ones, net of the small ones that came meanwhile, the tail says so; other loads cost it nothing.
 """
@@ -129,31 +133,30 @@ class Tail:
         """Called when small batches have left another HOLES_BYTES of holes in the heap."""
         self._order: deque[tuple[StreamTail, int]] = deque()
         self._large_bytes = 0
+        self._has_large = False
+        """Since the last `evict`; only large batches replace small ones, so only they look for holes."""
         self._most_small_bytes = 0
-        """Since `on_holes` was called last. Only large batches replace small ones, so only they look."""
+        """Since `on_holes` was called last."""
 
     def push(self, stream: StreamTail, entry: TailEntry) -> None:
-        """Add a stream's next batch, and evict batches until the bound holds."""
+        """Add a stream's next batch; `evict` follows when the requests are done that it is from."""
         cost = max(len(entry.buffer), HEADER_BYTES) + ENTRY_OVERHEAD_BYTES
         stream.push(entry)
         self._order.append((stream, cost))
-        if cost < LARGE_BYTES:
-            self.used_bytes += cost
-            self._evict()
-            return
-        self._note_small()
         self.used_bytes += cost
-        self._large_bytes += cost
-        self._evict()
-        self._look_for_holes()
+        if cost >= LARGE_BYTES:
+            self._large_bytes += cost
+            self._has_large = True
 
     def make_room(self) -> None:
         """A large request has come: evict batches until the bound holds."""
-        self._note_small()
-        self._evict()
-        self._look_for_holes()
+        self._has_large = True
+        self.evict()
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
+        """Drop batches until the bound holds."""
+        if self._has_large:
+            self._most_small_bytes = max(self._most_small_bytes, self.used_bytes - self._large_bytes)
         limit_bytes = self.max_bytes - min(self.coming_bytes(), self.max_bytes // GIVEN_SHARE)
         while self.used_bytes > limit_bytes:
             oldest, freed = self._order.popleft()
@@ -161,9 +164,9 @@ class Tail:
             self.used_bytes -= freed
             if freed >= LARGE_BYTES:
                 self._large_bytes -= freed
-
-    def _note_small(self) -> None:
-        self._most_small_bytes = max(self._most_small_bytes, self.used_bytes - self._large_bytes)
+        if self._has_large:
+            self._has_large = False
+            self._look_for_holes()
 
     def _look_for_holes(self) -> None:
         small_bytes = self.used_bytes - self._large_bytes

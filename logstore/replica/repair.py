@@ -15,7 +15,9 @@ Invariants:
   which the stream waits needs none. A wanted copy stays the same while it is possible.
 * If a chunk lacks only copies of hosts that have gone recently (`Placing.awaits`) and has two live members, it is not
   copied yet: such a host usually comes back with all but the tail of its chunks.
-* A target is given up if it reports no progress for `timeout_ms`; waiting for its turn is progress.
+* A target is given up if it reports no progress for `timeout_ms`, and then does not answer one more order; waiting for
+  its turn is progress. So an owner whose host stood still first reads what has arrived meanwhile.
+* While a copy is made the repair rests: answers move it on, and orders are repeated at `wake_ms`.
 * The copy of a leaving host counts as long as there are too few others: it is dropped when `copies` others are alive,
   so a leaving host never lowers the number of copies. The copy of a removed host is dropped as soon as every other live
   host has the chunk, or the tier has it and no copy can be made now.
@@ -123,6 +125,8 @@ class Repair:
         self._job: Job | None = None
         self._since_ms = 0
         self._sent_ms = 0
+        self._is_last_order = False
+        """The target's time was over when the last order was sent."""
         self._bad: dict[tuple[int, Member], int] = {}
         """Targets and sources that failed, by chunk, until when they are not asked again."""
         self._damaged: dict[tuple[int, Member], None] = {}
@@ -145,11 +149,16 @@ class Repair:
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members before `wake_ms`."""
         is_known = self._is_waiting or self._seen == (revision, live, self.placing)
-        return self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        is_idle = self.state is RepairState.IDLE and is_known and self._is_damage_seen
+        return is_idle or self.state is RepairState.COPYING
 
     @property
     def wake_ms(self) -> int | None:
-        """When a target or a source that failed may be asked again; None if none has failed."""
+        """When the order of a copy is repeated, or its target given up; or when a target or a source that failed may be
+        asked again. None: nothing is due by time alone.
+        """
+        if self.state is RepairState.COPYING:
+            return self._sent_ms + self._resend_ms
         return min(self._bad.values(), default=None)
 
     # ---- events
@@ -171,12 +180,13 @@ class Repair:
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
-        if self.state is RepairState.COPYING and self._job is not None:
-            if now_ms - self._since_ms > self._timeout_ms:
-                self._give_up(self._job.target, now_ms)
-            elif now_ms - self._sent_ms >= self._resend_ms:
+        is_copying = self.state is RepairState.COPYING
+        if is_copying and self._job is not None and now_ms - self._sent_ms >= self._resend_ms:
+            if not self._is_last_order:
+                self._is_last_order = now_ms - self._since_ms > self._timeout_ms
                 self._job = self._job._replace(revision=self._job.revision or revision)
                 return self._ask(self._job, registration, now_ms)
+            self._give_up(self._job.target, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
         self._forget_old_failures(now_ms)
@@ -199,7 +209,7 @@ class Repair:
             if isinstance(message, CopyDone):
                 self._step(RepairEvent.DONE)
             else:
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 self._sent_ms = now_ms - self._resend_ms + self._timeout_ms // ORDERS_PER_TIMEOUT
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
@@ -207,7 +217,7 @@ class Repair:
     def registered(self, now_ms: int) -> None:
         """The swap that the last step asked for is done."""
         self._step(RepairEvent.REGISTERED)
-        self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
+        self._since_ms, self._sent_ms, self._is_last_order = now_ms, now_ms - self._resend_ms, False
         if self.state is RepairState.IDLE and self._job is not None:
             self._job = None
             self._tokens.made(self._stream)
@@ -268,7 +278,7 @@ class Repair:
             if chunk.names(target):
                 self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
-                self._since_ms = now_ms
+                self._since_ms, self._is_last_order = now_ms, False
                 asked = self._ask(self._job, registration, now_ms)
                 return RepairStep((*effects, *asked.effects))
             self._step(RepairEvent.NAME)

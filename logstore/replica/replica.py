@@ -72,7 +72,7 @@ from logstore.replica.messages import (
     unknown_entries,
 )
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import Member, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
@@ -104,7 +104,8 @@ class Replica:
             if chunk.is_damaged:
                 self._fail(found, is_damaged=True)
         self._tokens = 0
-        self._stores: dict[int, tuple[DiskOperation, str]] = {}
+        self._stores: dict[int, tuple[DiskOperation, str, Prefix | None]] = {}
+        """Operations under way, who is answered, and, of a write, where its entries end."""
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
         self._unsynced_bytes = self._operations = 0
         self._begun: dict[str, None] = {}
@@ -144,6 +145,17 @@ class Replica:
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
         return bool(self._chunks.of_stream(stream))
+
+    def has_end_of(self, stream: str, open_chunk: ChunkRegistration) -> bool:
+        """Whether the last records of a stream are here: some of its open chunk, or all of the chunk in front of it."""
+        chunks = self._chunks.of_stream(stream)
+        own = chunks.get(open_chunk.epoch)
+        if own is not None and own.durable.length_bytes and own.state is not ReplicaState.FAILED:
+            return True
+        return any(
+            chunk.state is ReplicaState.SEALED and chunk.durable.next_offset == open_chunk.base_offset
+            for chunk in chunks.values()
+        )
 
     def has_anything_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here, or a fence."""
@@ -206,7 +218,7 @@ class Replica:
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
         chunk.end = end_after(chunk.end, entries)
-        return [*forward, self._store(operation, message.owner)]
+        return [*forward, self._store(operation, message.owner, chunk.end)]
 
     def _refusal(self, message: Append) -> Refused | None:
         """Why an append is not taken, whatever it holds; None if it may be."""
@@ -293,14 +305,14 @@ class Replica:
 
     # ---- the disk
 
-    def _store(self, operation: DiskOperation, asker: str) -> StoreDurably:
+    def _store(self, operation: DiskOperation, asker: str, end: Prefix | None = None) -> StoreDurably:
         self._tokens += 1
-        self._stores[self._tokens] = (operation, asker)
+        self._stores[self._tokens] = (operation, asker, end)
         return StoreDurably(self._tokens, operation)
 
     def stored(self, token: int) -> list[Effect]:
         """An operation is done and durable."""
-        operation, asker = self._stores.pop(token)
+        operation, asker, end = self._stores.pop(token)
         self._operations += 1
         if isinstance(operation, RemoveFence):
             self._fences.pop(operation.stream, None)
@@ -313,7 +325,7 @@ class Replica:
             return [effect for chunk in fenced for effect in self._fence_answers(chunk)]
         chunk = self._replica(operation.stream, operation.epoch)
         if isinstance(operation, WriteEntries):
-            return self._written(chunk, operation, asker)
+            return self._written(chunk, operation, asker, end or end_after(operation.at, operation.entries))
         if isinstance(operation, RemoveChunk):
             self._chunks.drop(chunk)
             return []
@@ -325,7 +337,7 @@ class Replica:
         """An operation failed: the chunk, or the fence, is as it was durable before. `is_damaged`: a cut has found that
         the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
         """
-        operation, asker = self._stores.pop(token)
+        operation, asker, _ = self._stores.pop(token)
         if isinstance(operation, RemoveFence):
             return []  # it is tried again
         if isinstance(operation, WriteFence):
@@ -339,11 +351,11 @@ class Replica:
         refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
         return [refused, *self._fence_answers(chunk)]
 
-    def _written(self, chunk: ReplicaChunk, operation: WriteEntries, owner: str) -> list[Effect]:
+    def _written(self, chunk: ReplicaChunk, operation: WriteEntries, owner: str, end: Prefix) -> list[Effect]:
         self._forget_unsynced(operation)
         if chunk.state is ReplicaState.FAILED:
             return []  # an earlier write failed: what lies behind a hole counts for nothing
-        chunk.durable = end_after(operation.at, operation.entries)
+        chunk.durable = end
         if chunk.state is ReplicaState.REMOVING:
             return []
         if chunk.copy is not None:
@@ -483,7 +495,7 @@ class Replica:
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding)
         chunk.end = end
-        return [self._store(operation, chunk.copy.owner)]
+        return [self._store(operation, chunk.copy.owner, end)]
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""

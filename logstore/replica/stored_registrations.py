@@ -9,6 +9,8 @@ Invariants:
 * So the head's revision covers all entries: entries of chunks that were read together with a head, in one page or in
   several pages with the same head, belong to that head. A reader that finds two heads reads again; entries that do not
   match their head raise CorruptRegister. A damaged or missing entry never counts as a removed chunk.
+* A stream has no registration only if the store is still that of this cluster: hosts remove what they have of streams
+  that are gone. A store that was emptied, or is another one, raises MetadataDamaged.
 * A swap whose answer was lost is sent again with the same condition, so it takes effect at most once. The whole
   registration shows whether it took effect, not the head: naming a copy changes only a chunk's entry.
 * Registrations are cached by revision, up to KEPT_CHUNKS, so that a swap needs no read. A stream never has two
@@ -40,7 +42,7 @@ from logstore.base.metadata.interface import (
     Transaction,
     WantedPage,
 )
-from logstore.base.metadata.schema import CHUNKS, STREAMS
+from logstore.base.metadata.schema import CHUNKS, CLUSTER_KEY, STREAMS, check_cluster
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
@@ -110,14 +112,23 @@ class StoredRegistrations:
     Methods raise what `MetadataStore`'s do; CorruptRegister and UnknownFormatVersion with the stream's name.
     """
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, cluster_id: str = "") -> None:
+        """`cluster_id`: whose the store must be where it lacks a registration; empty: whosever it is."""
         self._store = store
+        self._cluster_id = cluster_id
         self._kept: dict[str, RegistrationRead] = {}
         self._kept_chunks = 0
 
     def known(self, stream: str) -> RegistrationRead | None:
         """The newest registration of a stream that this object has seen and kept; it may be old."""
         return self._kept.get(stream)
+
+    def check_cluster(self, found: Entry | None) -> None:
+        """Take the entry of CLUSTER_KEY, or None. Raises MetadataDamaged if the store is not this cluster's: then
+        nothing is known to be gone.
+        """
+        if self._cluster_id:
+            check_cluster(found, self._cluster_id)
 
     def keep_newest(self, read: RegistrationRead) -> RegistrationRead:
         """Keep what was read of a stream otherwise, unless something newer is kept; returns the newer one."""
@@ -156,7 +167,10 @@ class StoredRegistrations:
             if entries is None:
                 continue  # the head has changed between two pages
             if known is None:
-                return self._keep(_decoded(stream, revision, entries))
+                read = _decoded(stream, revision, entries)
+                if read.registration is None and self._cluster_id:
+                    self.check_cluster((await self._store.get(CLUSTER_KEY)).entry)
+                return self._keep(read)
             if revision == known.revision:
                 return known
             found = _changed(known, revision, entries) if revision > known.revision else None

@@ -2,6 +2,8 @@
 
 Invariants:
 * A request runs only after its proof was checked (in constant time). Without a token an agent listens on loopback only.
+  It takes a former token of its file as well, for a while; towards other agents it uses the token of who asked it, so
+  that files may be replaced while a calibration runs: those of the agents first.
 * Connections, seconds, streams, writers and bytes on disk are bounded; it sends only to agents with the same token.
 * Files have no name: they vanish when closed, also after kill −9. When a calibrator disconnects, its job stops.
 * An error of one connection does not affect another.
@@ -27,6 +29,7 @@ from typing import IO, Final, TypeVar
 
 import trio
 
+from logstore.base.accepted_secrets import AcceptedSecrets
 from logstore.base.addresses import Address, parse_address
 from logstore.base.errors import CairnError
 from logstore.base.fields import Integer, ListOf, Number, String
@@ -69,10 +72,12 @@ class AgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent runs. `directory`: on the disk to measure; `token` empty: no token is needed."""
+    """How an agent runs. `directory`: on the disk to measure; `token` empty: no token is needed; those of a file are
+    followed by who runs the agent.
+    """
 
     directory: Path
-    token: bytes = b""
+    token: bytes | AcceptedSecrets = b""
     limits: AgentLimits = AgentLimits()
 
 
@@ -115,7 +120,7 @@ class Agent:
                     raise CalibrationError(f"busy: {limits.connections} connections already")
                 nonce = secrets.token_hex(16)
                 await lines.write({"cairn-agent": VERSION, "nonce": nonce})
-                request = self._checked(await lines.read(), nonce)
+                request = self._checked(lines, await lines.read(), nonce)
             jobs: dict[str, Callable[[Lines, Mapping[str, object]], Awaitable[Mapping[str, object]]]] = {
                 "hello": self._hello,
                 "take": self._take,
@@ -134,12 +139,13 @@ class Agent:
             await lines.write({"ok": done})
             await _drain(lines.stream)
 
-    def _checked(self, line: Mapping[str, object], nonce: str) -> Mapping[str, object]:
+    def _checked(self, lines: Lines, line: Mapping[str, object], nonce: str) -> Mapping[str, object]:
+        """The request in a line, whose sender has proved that it has a token; notes that in `lines`."""
         text, given = line.get("request"), line.get("proof")
         if not isinstance(text, str) or not isinstance(given, str):
             raise CalibrationError("a request and its proof are expected")
-        expected = proof(self.settings.token, nonce, text)
-        if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode()):
+        token = self._proved(given.encode("utf-8", "surrogatepass"), nonce, text)
+        if token is None:
             raise CalibrationError("wrong token: calibrator and agents need the same --token-file")
         try:
             request = json.loads(text)
@@ -147,7 +153,16 @@ class Agent:
             raise CalibrationError("the request is not JSON") from None
         if not isinstance(request, dict):
             raise CalibrationError("the request is not a JSON object")
+        lines.token = token
         return request
+
+    def _proved(self, given: bytes, nonce: str, text: str) -> bytes | None:
+        """The token that the sender of a request has, of those that are accepted; None: none of them."""
+        token = self.settings.token
+        for each in (token,) if isinstance(token, bytes) else token():
+            if hmac.compare_digest(given, proof(each, nonce, text).encode()):
+                return each
+        return None
 
     # ---- jobs
 
@@ -200,33 +215,33 @@ class Agent:
             raise CalibrationError(
                 f"{len(targets)} targets with {streams} streams each: at most {limits.streams} in all"
             )
-        connect = partial(_while_connected, lines.stream)
+        connect, token = partial(_while_connected, lines.stream), lines.token
         each = [target for target in targets for _ in range(streams)]
         if "bytes" in asked:
             order: dict[str, object] = {"do": "take", "bytes": _number(asked, "bytes", 1, limits.disk_bytes)}
             with trio.fail_after(limits.disk_s):
-                rates = await connect(partial(together, [partial(self._feed_bytes, target, order) for target in each]))
+                rates = await connect(partial(together, [partial(self._feed_bytes, to, token, order) for to in each]))
             return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
         seconds = _number(asked, "seconds", 0.01, limits.seconds)
         order = {"do": "take", "seconds": seconds, "warm_up_s": _number(asked, "warm_up_s", 0, seconds * 0.9)}
         with trio.fail_after(seconds + GRACE_S):
-            windows = await connect(partial(together, [partial(self._feed_window, target, order) for target in each]))
+            windows = await connect(partial(together, [partial(self._feed_window, to, token, order) for to in each]))
         by_target = [together_in(windows[n : n + streams]) for n in range(0, len(windows), streams)]
         return {"windows": [window.answer(ordered_at, trio.current_time()) for window in by_target]}
 
-    async def _feed_bytes(self, target: Address, order: Mapping[str, object]) -> float:
+    async def _feed_bytes(self, target: Address, token: bytes, order: Mapping[str, object]) -> float:
         """Send one agent the bytes that it writes to its disk; its rate."""
-        return number_in(await self._feed(target, order), "bytes_s", str(target))
+        return number_in(await self._feed(target, token, order), "bytes_s", str(target))
 
-    async def _feed_window(self, target: Address, order: Mapping[str, object]) -> ReceiveWindow:
+    async def _feed_window(self, target: Address, token: bytes, order: Mapping[str, object]) -> ReceiveWindow:
         """Send one agent bytes for some seconds; the window that it counted in, on this agent's clock."""
         ordered_at = trio.current_time()
-        counted = await self._feed(target, order)
+        counted = await self._feed(target, token, order)
         return placed(counted, ordered_at, trio.current_time(), str(target))
 
-    async def _feed(self, target: Address, order: Mapping[str, object]) -> dict[str, object]:
+    async def _feed(self, target: Address, token: bytes, order: Mapping[str, object]) -> dict[str, object]:
         """Send one agent what it takes, until it answers; the answer."""
-        lines = await start(target, self.settings.token, order)
+        lines = await start(target, token, order)
         async with lines.stream:
             await answer(lines)
             keep_queue_short(lines.stream)

@@ -58,13 +58,15 @@ class CalibrationStep(NamedTuple):
 
 
 class Calibrator:
-    """Measures one network. `addresses`: of the agents, by server name; `report` gets every step."""
+    """Measures one network. `addresses`: of the agents, by server name; `token`: a secret, or what gives it at each
+    request; `report` gets every step.
+    """
 
     def __init__(
         self,
         topology: Topology,
         addresses: Mapping[str, Address],
-        token: bytes,
+        token: bytes | Callable[[], bytes],
         settings: CalibrationSettings,
         random: Random,
         report: Callable[[CalibrationStep], None],
@@ -213,7 +215,8 @@ class Calibrator:
 
     async def _ask(self, name: str, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
         try:
-            return await ask(self._addresses[name], self._token, request, limit_s)
+            token = self._token if isinstance(self._token, bytes) else self._token()
+            return await ask(self._addresses[name], token, request, limit_s)
         except CalibrationError as error:
             raise CalibrationError(f"agent of {name!r}: {error}") from None
 

@@ -1,7 +1,9 @@
 """`cairn topology agent` and `cairn topology calibrate`.
 
 Invariants: an agent listens on an address that others can reach only with a token, or with `--insecure`; the file of
-measured capacities is written atomically at the end; Ctrl-C stops all measurements and writes nothing.
+measured capacities is written atomically at the end; Ctrl-C stops all measurements and writes nothing. Both follow the
+file with their token: an agent takes the former one beside it for a while (`accepted_secrets`; SIGHUP: looks at once),
+and the calibrator sends what the file has at that moment.
 """
 
 import argparse
@@ -18,7 +20,11 @@ from typing import Final
 
 import trio
 
+from logstore.base.accepted_secrets import AcceptedSecrets
 from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.report import Reporter
+from logstore.base.secret_files import SecretFile
+from logstore.base.system import SystemClock
 from scheduler.calibration import agent as agents
 from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
@@ -89,7 +95,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_agent(arguments: argparse.Namespace) -> int:
     """Run an agent until it is interrupted. Raises CalibrationError, OSError."""
-    address, token = parse_address(arguments.listen, DEFAULT_PORT), _token(arguments.token_file)
+    address, token = parse_address(arguments.listen, DEFAULT_PORT), _accepted(arguments.token_file)
     if not token and not arguments.insecure and not is_loopback(address.host):
         raise CalibrationError(
             f"--listen {address}: other machines can reach it; give --token-file, or --insecure to accept everyone"
@@ -101,11 +107,13 @@ def run_agent(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise CalibrationError(f"--max-disk {arguments.max_disk}: {error}") from None
     settings = agents.AgentSettings(arguments.directory, token, limits)
-    return trio.run(first_of, partial(_serve, settings, address), _interrupted)
+    return trio.run(first_of, partial(_serve, settings, address), partial(_interrupted, token))
 
 
 async def _serve(settings: agents.AgentSettings, address: Address) -> int:
     async with trio.open_nursery() as nursery:
+        if isinstance(settings.token, AcceptedSecrets):
+            nursery.start_soon(settings.token.follow, Reporter(SystemClock()))
         bound = await nursery.start(agents.Agent(settings).serve, address)
         print(f"agent ready on {bound}, test files in {settings.directory}", flush=True)
     return 0
@@ -115,6 +123,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
     """Measure, print and write. Raises SchedulerError, OSError."""
     network = load_network(arguments.file)
     addresses = _addresses(network.topology, arguments.agent, arguments.port)
+    token = _followed(arguments.token_file)
     settings = CalibrationSettings(
         seconds=arguments.seconds,
         warm_up_s=min(0.5, arguments.seconds / 3),
@@ -125,7 +134,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
 
     async def measure(report: Report) -> Calibrated:
         random = Random(arguments.seed)  # noqa: S311  which hosts are sampled is no secret
-        calibrator = Calibrator(network.topology, addresses, _token(arguments.token_file), settings, random, report)
+        calibrator = Calibrator(network.topology, addresses, token, settings, random, report)
         return calibrate(network.topology, await calibrator.measure(), arguments.share)
 
     with _progress() as report:
@@ -161,31 +170,51 @@ def _lines(before: Topology, result: Calibrated) -> list[str]:
 # ---- files and the terminal
 
 
-async def _interrupted() -> int:
-    await _wait_signal()
+async def _interrupted(token: bytes | AcceptedSecrets) -> int:
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if isinstance(token, AcceptedSecrets):
+        signals.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*signals) as received:
+        async for number in received:
+            if number != signal.SIGHUP or not isinstance(token, AcceptedSecrets):
+                break
+            token.look_again()
     return INTERRUPTED
 
 
 async def _stopped() -> Calibrated | None:
-    await _wait_signal()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            break
     return None
 
 
-async def _wait_signal() -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            return
-
-
-def _token(path: Path | None) -> bytes:
-    """The secret in a file, stripped; empty without a file. Raises CalibrationError, OSError."""
-    if path is None:
-        return b""
-    with path.open("rb") as file:
-        token = file.read(MAX_TOKEN_BYTES + 1).strip()
+def _token(path: Path) -> bytes:
+    """The secret in a file, stripped. Raises CalibrationError."""
+    try:
+        with path.open("rb") as file:
+            token = file.read(MAX_TOKEN_BYTES + 1).strip()
+    except OSError as error:
+        raise CalibrationError(f"--token-file {path}: {error.strerror}") from error
     if not token or len(token) > MAX_TOKEN_BYTES:
         raise CalibrationError(f"--token-file {path}: must have 1 to {MAX_TOKEN_BYTES} bytes")
     return token
+
+
+def _accepted(path: Path | None) -> bytes | AcceptedSecrets:
+    """The secrets that an agent accepts; empty without a file. Raises CalibrationError."""
+    return b"" if path is None else AcceptedSecrets(path, _token, setting="token-file")
+
+
+def _followed(path: Path | None) -> bytes | Callable[[], bytes]:
+    """The secret that a calibrator sends; empty without a file. Raises CalibrationError."""
+    if path is None:
+        return b""
+    # Latin-1 has a character for every byte.
+    secret = SecretFile(
+        lambda: _token(path).decode("latin-1"), str(path), Reporter(SystemClock()), setting="token-file"
+    )
+    return lambda: secret().encode("latin-1")
 
 
 def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:

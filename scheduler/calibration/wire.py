@@ -39,6 +39,8 @@ class Lines:
     def __init__(self, stream: trio.SocketStream, who: str) -> None:
         self.stream = stream
         self.who = who
+        self.token = b""
+        """What the other side has proved that it has."""
         self._buffer = bytearray()
 
     async def read(self) -> dict[str, object]:

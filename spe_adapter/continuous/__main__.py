@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from logstore.client.commands import COMMAND_CONFIG_HELP, security_of
+from logstore.client.commands import COMMAND_CONFIG_HELP, followed_security_of
 from logstore.client.told_network import ToldNetwork
 from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         options = Options(
             given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
         )
-        options = replace(options, checkpoints=_checkpoints(given), security=security_of(given))
+        options = replace(options, checkpoints=_checkpoints(given), security=followed_security_of(given))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)

@@ -15,7 +15,9 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.base.accepted_secrets import AcceptedSecrets
 from logstore.base.addresses import Address
+from logstore.base.events import ignore
 from scheduler.calibration.agent import Agent, AgentLimits, AgentSettings, count
 from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import calibrate
@@ -29,10 +31,13 @@ LOCAL = Address("127.0.0.1", 0)
 TOKEN = b"secret"
 NOTHING = int  # nothing waits to be read
 SMALL = AgentLimits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
+LARGE = AgentLimits(disk_bytes=1 << 24)
 
 
 @asynccontextmanager
-async def running(directory: Path, *, token: bytes = TOKEN, limits: AgentLimits = SMALL) -> AsyncIterator[Address]:
+async def running(
+    directory: Path, *, token: bytes | AcceptedSecrets = TOKEN, limits: AgentLimits = SMALL
+) -> AsyncIterator[Address]:
     """An agent on a port of loopback."""
     async with trio.open_nursery() as nursery:
         yield await nursery.start(Agent(AgentSettings(directory, token, limits)).serve, LOCAL)
@@ -98,11 +103,10 @@ async def test_a_whole_calibration(tmp_path: Path) -> None:
     """Three agents, all steps, and every capacity comes from a rate."""
     topology = racks([2, 1], 1)
     steps: list[CalibrationStep] = []
-    limits = AgentLimits(disk_bytes=1 << 24)
     async with (
-        running(tmp_path, limits=limits) as a,
-        running(tmp_path, limits=limits) as b,
-        running(tmp_path, limits=limits) as c,
+        running(tmp_path, limits=LARGE) as a,
+        running(tmp_path, limits=LARGE) as b,
+        running(tmp_path, limits=LARGE) as c,
     ):
         addresses = dict(zip(topology.index, (a, b, c), strict=True))
         how = CalibrationSettings(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
@@ -225,6 +229,42 @@ async def test_the_wrong_token(tmp_path: Path) -> None:
                 await ask(agent, token, {"do": "hello"}, PATIENCE_S)
         with pytest.raises(CalibrationError, match=f"{stranger}: wrong token"):
             await send(agent, stranger, seconds=0.1, warm_up_s=0)
+
+
+async def test_a_new_token_is_taken_beside_the_former(tmp_path: Path) -> None:
+    """Of an agent whose file has changed. Towards other agents it uses the token with which it was asked: so who has
+    the former one measures with agents of which some have the new one already.
+    """
+    path, new = tmp_path / "token", b"another secret"
+    path.write_bytes(TOKEN)
+    accepted = AcceptedSecrets(path, Path.read_bytes, setting="token-file")
+    async with running(tmp_path, token=accepted) as changed, running(tmp_path) as unchanged:
+        path.write_bytes(new)
+        with pytest.raises(CalibrationError, match="wrong token"):
+            await ask(changed, new, {"do": "hello"}, PATIENCE_S)
+        await accepted._look(ignore)
+        for token in (TOKEN, new):
+            await ask(changed, token, {"do": "hello"}, PATIENCE_S)
+        (rate,) = await send(changed, unchanged, bytes=1000)
+        assert rate > 0
+        request = {"do": "send", "to": [str(unchanged)], "bytes": 1000}
+        with pytest.raises(CalibrationError, match=f"{unchanged}: wrong token"):
+            await ask(changed, new, request, PATIENCE_S)
+
+
+async def test_a_calibrator_sends_the_token_that_it_has_by_then(tmp_path: Path) -> None:
+    """At each request it asks for its token anew."""
+    topology, left = racks([2], 1), [TOKEN] * 4
+
+    async with running(tmp_path, limits=LARGE) as a, running(tmp_path, limits=LARGE) as b:
+        addresses = dict(zip(topology.index, (a, b), strict=True))
+        how = CalibrationSettings(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
+        calibrator = Calibrator(
+            topology, addresses, lambda: left.pop() if left else b"another", how, Random(1), lambda step: None
+        )
+        with pytest.raises(CalibrationError, match="wrong token"):
+            await calibrator.measure()
+    assert not left
 
 
 async def test_a_proof_fits_one_request(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spe_adapter.cec.changes_since import ChangesSince, EpochChanges
 from tests.cec.histories import histories, pieces_of
 from tests.cec.model import QUERY, Identity, Model, Window, identities_of, windows_of
+from tests.support.examples import examples
 
 A: Identity = (b"a", 0)
+EXAMPLES = examples(40)
 
 
 def attempt_of(model: Model, epoch: int) -> str:
@@ -55,6 +57,7 @@ def way(model: Model, known: int, wanted: int) -> tuple[int, ...] | None:
 
 
 @given(st.data())
+@settings(max_examples=EXAMPLES)
 def test_deltas_lead_from_any_version_to_any_later_one(data: st.DataObject) -> None:
     """Where the known version is an ancestor, its state and the deltas give the wanted state; elsewhere None."""
     model = data.draw(histories(footprint_changes=True))
@@ -76,6 +79,7 @@ def test_deltas_lead_from_any_version_to_any_later_one(data: st.DataObject) -> N
 
 
 @given(st.data())
+@settings(max_examples=EXAMPLES)
 def test_another_attempt_is_no_ancestor(data: st.DataObject) -> None:
     """The same epoch from an execution that was not the one decided: its state is another."""
     model = data.draw(histories(footprint_changes=True))
@@ -87,6 +91,7 @@ def test_another_attempt_is_no_ancestor(data: st.DataObject) -> None:
 
 
 @given(st.data())
+@settings(max_examples=EXAMPLES)
 def test_a_version_that_was_trimmed_away_is_no_ancestor(data: st.DataObject) -> None:
     """Deltas are whole or none."""
     model = data.draw(histories(footprint_changes=True))

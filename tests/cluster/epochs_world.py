@@ -181,6 +181,8 @@ class EpochsWorld:
         self.random = random
         self.clock = VirtualClock()
         self.hosts: dict[str, EpochHost] = {}
+        self.asked: frozenset[str] | None = None
+        """The hosts that the client asks, as far as they are there; None: any."""
         self._numbers: dict[str, int] = {}
         self.steps: list[str] = []
         self.is_counting = False
@@ -274,14 +276,15 @@ class EpochsWorld:
     # ---- the client
 
     async def ask(self, request: Request, api_key: int) -> Reply:
-        """Ask any host, again and again. Raises what is no reason to ask again."""
+        """Ask any host (see `asked`), again and again. Raises what is no reason to ask again."""
         frame = b"".join(encode_request(request, correlation_id=1))
         body = memoryview(frame)[decode_request_header(frame)[-1] :]
         while True:
-            if not self.hosts:
+            names = sorted(name for name in self.hosts if self.asked is None or name in self.asked)
+            if not names:
                 await trio.sleep(0.1)
                 continue
-            answer = await self._ask_host(self.hosts[self.random.choice(sorted(self.hosts))], api_key, body)
+            answer = await self._ask_host(self.hosts[self.random.choice(names)], api_key, body)
             if answer is None:
                 self.outcomes.append(f"{KINDS[api_key]}: host lost")
                 await trio.sleep(0.02)

@@ -1,7 +1,6 @@
 """Hosts of a cluster in one process: real hosts, owners and replicas on links, disks and a metadata store in memory.
 
-Invariants: time is virtual, everything random comes from one seed. Links lose messages only when they are told to.
-Disks are the model of the replication tests (`tests.replica.disk`): what was not synced may be lost with a host.
+Invariants: time is virtual, chance has one seed, links lose only what they are told, disks are `tests.replica.disk`s.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, cast
 
 import trio
 import trio.testing
@@ -44,6 +44,7 @@ from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.peace.copies import CopyScheduler
 from scheduler.peace.replica_sets import ReplicaSets
+from tests.cluster.hash_claims import HashClaims
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 from tests.support.virtual_time import run_virtual
 
@@ -72,6 +73,7 @@ class MemoryNetwork:
         """Of calls, by host."""
         self.before_answer: Callable[[str], Awaitable[None]] | None = None
         """Called when a host has carried out a call, before it answers."""
+        self.earlier: set[str] = set()  # hosts of the version before, which deals no streams
 
     def attach(self, name: str, received: Received, refused: PeerRefused) -> None:
         """A host listens."""
@@ -128,6 +130,10 @@ class MemoryLinks:
     def is_stranger_to(self, host: str) -> bool:
         """See Links: here all are known."""
         return False
+
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return host not in self.network.earlier
 
 
 @dataclass
@@ -410,11 +416,12 @@ class MemoryCluster:
         await trio.sleep(pause_s)
 
     async def at_rest(self) -> None:
-        """Wait until no owner has anything to do."""
-        await self.until(lambda: not self._ticking(), "all owners are at rest")
+        """Wait until no owner has anything to do, and none waits for a copy."""
+        await self.until(lambda: not self._working(), "all owners are at rest")
 
-    def _ticking(self) -> bool:
-        return any(each.host.statistics.ticking_owners for each in self.hosts.values())
+    def _working(self) -> bool:
+        hosts = [each.host for each in self.hosts.values()]
+        return any(host.statistics.ticking_owners or host.copy_tokens.held for host in hosts)
 
     def describe(self) -> str:
         """The state of the cluster, to be read by people: hosts, faults, and what owners wait for."""
@@ -452,6 +459,8 @@ class MemoryCluster:
                     identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates, self.grace_s
                 )
                 host = ClusterHost(parts, membership, self.limits)
+                if name in self.network.earlier:
+                    cast(Any, host)._claims.__class__ = HashClaims
                 running = RunningHost(host, store, identity, membership, view, files, scope)
                 if self.is_planned:
                     self._plan_copies(running, nursery)
@@ -461,8 +470,7 @@ class MemoryCluster:
                 await nursery.start(host.run)
                 if name in self.before_joining:
                     await self.before_joining[name]()
-                revision = await nursery.start(membership.run)
-                await view.members_reached(revision)
+                await view.members_reached(await nursery.start(membership.run))
                 self.hosts[name] = running
                 task_status.started(running)
         running.ended.set()

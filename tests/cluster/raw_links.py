@@ -9,7 +9,7 @@ import trio
 from crc32c import crc32c
 
 from logstore.base.addresses import Address
-from logstore.cluster.links.hello import HEAD, Hello, body_bytes, decode_hello, encode_hello
+from logstore.cluster.links.hello import HEAD, HELLO, Hello, body_bytes, decode_hello, encode_hello
 from logstore.cluster.links.peers import Peer
 from logstore.cluster.links.wire import encode, frame_head
 from logstore.replica.messages import Message
@@ -64,6 +64,12 @@ async def dialed(host: LinkedHost, me: Member = RAW, cluster: str = "cluster1") 
     return stream
 
 
+def encode_earlier(hello: Hello) -> bytes:
+    """A hello as the version before says it: the names are its end."""
+    body = encode_hello(hello)[HEAD.size : -1]
+    return HEAD.pack(HELLO, len(body), crc32c(body)) + body
+
+
 def frame(message: Message) -> bytes:
     """A message's frame."""
     return b"".join(encode(message, 1 << 25)[0])
@@ -75,13 +81,18 @@ def frame_of(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def listening(me: Member = RAW) -> AsyncIterator[tuple[Peer, trio.MemoryReceiveChannel[trio.SocketStream]]]:
-    """A host that answers each hello with its own, and leaves what follows to the test."""
+async def listening(
+    me: Member = RAW, *, is_earlier: bool = False
+) -> AsyncIterator[tuple[Peer, trio.MemoryReceiveChannel[trio.SocketStream]]]:
+    """A host that answers each hello with its own, and leaves what follows to the test. `is_earlier`: its version says
+    nothing of what it knows.
+    """
     send, receive = trio.open_memory_channel[trio.SocketStream](100)
 
     async def serve(stream: trio.SocketStream) -> None:
         hello = await read_hello(stream)
-        await stream.send_all(encode_hello(Hello(hello.cluster, me, hello.me.host)))
+        own = Hello(hello.cluster, me, hello.me.host)
+        await stream.send_all(encode_earlier(own) if is_earlier else encode_hello(own))
         await send.send(stream)
         await trio.sleep_forever()
 

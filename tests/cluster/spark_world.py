@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,14 @@ from logstore.testing.cluster import Cluster
 from spe_adapter.microbatch.query import Stateful
 from spe_adapter.operators.base import Operator
 from tests.continuous.fragments import START_MS
-from tests.microbatch.world import World
+from tests.microbatch.operators import Row, expected_of
+from tests.microbatch.world import World, by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
+
+ROWS, KEYS = 40, 20
+SPARE = 10
+"""Epochs for queries that are faster than the kills."""
 
 
 def create(servers: str, topic: str, partitions: int) -> None:
@@ -154,3 +160,39 @@ def kills_in_turn(cluster: Cluster, names: str, due: Callable[[int], bool]) -> I
     finally:
         over.set()
         thread.join()
+
+
+def rows_of(epochs: int) -> list[list[Row]]:
+    """Rows in the order of their times: a run that ends, and closes what is due, leaves none of the next one late."""
+    numbers = range(epochs * ROWS)
+    rows = [Row(f"k{number * 7 % KEYS}", START_MS + 5 * number, number * 13 % 101) for number in numbers]
+    return [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+
+
+def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs: int, kills: str) -> None:
+    """A stateful query through kills, and another driver that begins without what the first one had in memory."""
+    world = ClusterWorld(spark, cluster.bootstrap, "visits", directory)
+    create(cluster.bootstrap, world.source, 1)
+    made = rows_of(epochs + SPARE)
+    for rows in made[: epochs - 1]:
+        world.feed(rows)
+    fed = epochs - 1
+
+    def run_one_more() -> None:
+        nonlocal fed
+        world.feed(made[fed])
+        fed += 1
+        world.run(world.query(rows_per_batch=ROWS))
+
+    def due(number: int) -> bool:
+        return committed(cluster.bootstrap) >= 1 + number * (epochs - 2) // len(kills)
+
+    with kills_in_turn(cluster, kills, due) as killed:
+        world.run(world.query(rows_per_batch=ROWS))
+        while "".join(killed) != kills and fed < len(made) - 1:
+            run_one_more()
+        until(lambda: "".join(killed) == kills, "all kills are done")
+    assert "".join(killed) == kills
+    shutil.rmtree(world.state)
+    run_one_more()
+    assert by_key(world.told()) == by_key(expected_of(made[:fed]))

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from logstore.base.metadata import schema
-from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims
+from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims, OwnStreams
 from logstore.cluster.live_hosts import placing_of
 from logstore.cluster.members.view import KnownHead, KnownTopic, stream_name
 from logstore.replica.placing import ANYWHERE
@@ -34,8 +34,18 @@ async def test_other_tasks_run_between_looks(
     topic = schema.StoredTopic(topic_id="t1", partitions=STREAMS, replicas=2, settings={})
     chunk = ChunkRegistration(1, 0, (OTHER, HERE))
     head = KnownHead(StreamHead(2, 1, 1, OwnerId("b", "disk2.1"), chunk, 0), 1)
+    turns = 0
+    seen: list[int] = []
+
+    class Heads(dict[str, KnownHead]):
+        """Notes in which turn of the event loop each look is made."""
+
+        def get(self, key: str, default: Any = None) -> Any:
+            seen.append(turns)
+            return super().get(key, default)
+
     view = SimpleNamespace(
-        heads={stream_name("t1", number): head for number in range(STREAMS)},
+        heads=Heads({stream_name("t1", number): head for number in range(STREAMS)}),
         topics={"t": KnownTopic(topic, 1)},
         names={"t1": "t"},
     )
@@ -43,19 +53,16 @@ async def test_other_tasks_run_between_looks(
         live={"a": member("disk1"), "b": member("disk2")},
         placing=placing_of(leaving, ANYWHERE),
         changed_s=trio.current_time(),
+        all_deal=True,
+        has_earlier=False,
         reaches=lambda hosts: 0,  # nothing is claimed
     )
-    turns = 0
-    seen: list[int] = []
-
-    def is_mine(stream: str) -> bool:
-        seen.append(turns)
-        return False
-
     claims = Claims(
         OwnerId("a", "disk1.1"), cast(Any, view), cast(Any, hosts), cast(Any, SimpleNamespace(is_held=True)),
-        lambda stream: None, is_mine, lambda: 0.0,
+        OwnStreams(lambda stream: None, lambda stream: False, lambda stream, chunk: True), lambda: 0.0,
     )  # fmt: skip
+    for stream in view.heads:
+        claims.look_at(stream)
 
     async def count_turns() -> None:
         nonlocal turns

@@ -6,8 +6,11 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from logstore.base.copy_slots import SlotAnswer
+from logstore.cluster.claims import BALANCE_AFTER_S, LONGEST_WAIT_S
+from logstore.cluster.copies.copies import GAP_S, Copies
 from logstore.cluster.copies.copy_flow import PIECE_S, CopyFlow
 from logstore.cluster.copies.copy_pace import (
     BESIDE_S,
@@ -21,7 +24,9 @@ from logstore.cluster.copies.copy_pace import (
 from logstore.cluster.copies.copy_speed import AWAY_S, CopySpeed
 from logstore.cluster.host import ClusterHost
 from logstore.log.journal import JournalLimits
-from logstore.replica.messages import ReadEntries
+from logstore.replica.effects import Load, WriteEntries
+from logstore.replica.messages import BatchEntry, Message, ReadEntries
+from logstore.replica.registrations import Prefix
 from tests.cluster.memory import LIMITS, Heard, MemoryCluster, simulated
 
 SLOW = CopyRates(min_bytes_per_s=1 << 16, max_bytes_per_s=1 << 30)
@@ -206,6 +211,66 @@ def test_a_lost_piece_is_lost_when_its_time_is_over_however_sums_are_rounded() -
         assert flow.is_idle or (flow.wait_s(asked_s + wait_s) or 0) > 0, asked_s
 
 
+class NoLinks:
+    """See Links: to no host."""
+
+    def send(self, host: str, message: Message) -> None:
+        """See Links."""
+        raise AssertionError("nothing is asked for")
+
+    def is_reachable(self, host: str) -> bool:
+        """See Links."""
+        return False
+
+    def is_stranger_to(self, host: str) -> bool:
+        """See Links."""
+        return False
+
+    def deals(self, host: str) -> bool | None:
+        """See Links."""
+        return None
+
+
+async def test_a_piece_is_read_behind_an_append(autojump_clock: trio.testing.MockClock) -> None:
+    """Beside a producer of one append in 5 ms, each of which takes two, all pieces begin when one has ended, and none
+    later than GAP_S; without appends, and for a stream that waits, they begin at once.
+    """
+    copies, ended_s, begun_s = Copies(NoLinks()), list[float](), list[float]()
+    operation = WriteEntries("t/0", 1, Prefix.empty(0), (BatchEntry(b"x", 1),))
+
+    async def read(*, is_urgent: bool = False) -> float:
+        load = Load(1, "t/1", 1, 0, 1 << 20, MIN_PIECE_BYTES, for_copy=True, is_urgent=is_urgent)
+        asked_s = trio.current_time()
+        async with copies.turn_to_read(load):
+            begun_s.append(trio.current_time())
+        return trio.current_time() - asked_s
+
+    async def append() -> None:
+        while True:
+            began_s = trio.current_time()
+            is_append = copies.write_begun(operation)
+            await trio.sleep(0.002)
+            copies.write_ended(operation, began_s, is_append=is_append)
+            ended_s.append(trio.current_time())
+            await trio.sleep(0.003)
+
+    assert await read() == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(append)
+        await trio.sleep(0.0001)
+        assert await read(is_urgent=True) == 0
+        begun_s.clear()
+        for _ in range(100):
+            assert await read() <= GAP_S
+            await trio.sleep(0.0007)
+        nursery.cancel_scope.cancel()
+    assert set(begun_s) <= set(ended_s)
+    began_s = trio.current_time()
+    is_append = copies.write_begun(operation)
+    assert await read() == pytest.approx(GAP_S), "an append that hangs holds no copy up"
+    copies.write_ended(operation, began_s, is_append=is_append)
+
+
 # ---- hosts
 
 
@@ -295,6 +360,53 @@ def test_a_producer_does_not_feel_copies() -> None:
 
     limits = replace(LIMITS, chunk_bytes=200_000)
     simulated(test, "a", "b", "c", limits=limits)
+
+
+def has_last_records(cluster: MemoryCluster, stream: str, name: str) -> bool:
+    """Whether a host has what lies in front of a stream's next record."""
+    head = cluster.hosts[name].host.head(stream)
+    assert head is not None
+    assert head.head.open_chunk is not None
+    end = head.head.open_chunk.base_offset
+    found = cluster.hosts[name].files.disk.found().chunks
+    return any(each == stream and chunk.durable.next_offset == end for (each, _), chunk in found.items())
+
+
+def test_a_host_that_comes_back_empty_takes_streams_over_behind_their_copies() -> None:
+    """What producers have sent is read from the last chunk at a takeover. A host that claimed its streams after ten
+    seconds read what it lacked from others, at no pace, and had it copied as well.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        cluster.copy_rates = CopyRates(min_bytes_per_s=1 << 16, max_bytes_per_s=1 << 16)
+        for name in "abc":
+            await cluster.start(name)
+        streams = await cluster.create_topic(partitions=12)
+        (steady,) = await cluster.create_topic("steady")
+        await filled(cluster, streams, 10)
+        owners = {stream: (await cluster.owner(stream)).host.name for stream in (*streams, steady)}
+        lost = next(owners[stream] for stream in streams if owners[stream] != owners[steady])
+        mine = [stream for stream in streams if owners[stream] == lost]
+        timed, taken_s = Timed(), dict[str, float]()
+        cluster.hosts[owners[steady]].host.observe(steady, timed)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(produce, cluster.hosts[owners[steady]].host, steady, timed)
+            await cluster.kill(lost)
+            cluster.wipe(lost)
+            for stream in mine:
+                await cluster.owner(stream)
+            back = await cluster.start(lost)
+            began_s = trio.current_time()
+            while len(taken_s) < len(mine):
+                await cluster.wait(began_s + LONGEST_WAIT_S, f"{mine} are taken over, {taken_s} were")
+                for stream in mine:
+                    if stream not in taken_s and back.host.owns(stream):
+                        assert has_last_records(cluster, stream, lost), stream
+                        taken_s[stream] = trio.current_time() - began_s
+            nursery.cancel_scope.cancel()
+        assert max(taken_s.values()) > 2 * BALANCE_AFTER_S, "copies took longer than that"
+
+    simulated(test, limits=replace(LIMITS, chunk_bytes=64 << 20))
 
 
 # ---- slots

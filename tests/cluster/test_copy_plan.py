@@ -11,6 +11,7 @@ import pytest
 from logstore.base.metadata.interface import MAX_VALUE_BYTES
 from logstore.cluster.copies.copy_fields import (
     MAX_GOES,
+    MAX_OF_A_TARGET,
     MAX_WISHES,
     decode_plan,
     encode_plan,
@@ -305,7 +306,8 @@ def test_hosts_that_come_and_go_change_the_plan() -> None:
 
 def test_what_hosts_tell_comes_back() -> None:
     """Wishes and goes, the neediest MAX_WISHES; answers; the plan in the metadata store."""
-    wishes = {f"s{number}": wish(live=3 - number % 3) for number in range(2 * MAX_WISHES)}
+    targets = "abcdefgh"
+    wishes = {f"s{number}": wish(targets[number % 8], live=3 - number % 3) for number in range(2 * MAX_WISHES)}
     held = {"t": CopyGo(4, "a", ""), "u": CopyGo(5, "b", "c")}
     told = read_told(told_fields(wishes, held))
     assert told[1] == held
@@ -323,6 +325,15 @@ def test_what_hosts_tell_comes_back() -> None:
     assert decode_plan(value) == going[:MAX_GOES]
     assert len(value) <= MAX_VALUE_BYTES
     assert encode_plan([Going("a", "t/0", CopyGo(7, "b", "c"))]) == b'{"v":1,"goes":[["a","t/0",7,"b","c"]]}'
+
+
+def test_of_what_one_host_is_to_get_a_part_is_told() -> None:
+    """A host that came back lacks a hundred copies and takes a few at a time. Each change of any of them had all told
+    and read again; now it is the neediest MAX_OF_A_TARGET, first come, first served, beside those of other targets.
+    """
+    wishes = {f"s{number}": wish("a", live=2) for number in range(MAX_WISHES)} | {"late": wish("a", live=1)}
+    told = list(read_told(told_fields({**wishes, "other": wish("b", live=2)}, {}))[0])
+    assert told == ["late", *(f"s{number}" for number in range(MAX_OF_A_TARGET - 1)), "other"]
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,25 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from logstore.testing.ports import free_ports
 from logstore.testing.processes import Etcd
+from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 
-def serve(data_dir: Path, etcd: int, kafka: int, peer: int, node_id: int, *flags: str) -> list[str]:
-    """The command of host a."""
+def serve(data_dir: Path, etcd: int, kafka: int, peer: int, node_id: int, *flags: str, name: str = "a") -> list[str]:
+    """The command of a host."""
     return [
         sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(data_dir),
         "--kafka", f"127.0.0.1:{kafka}", "--cluster", f"etcd://127.0.0.1:{etcd}",
-        "--host-name", "a", "--node-id", str(node_id), "--peer-listen", f"127.0.0.1:{peer}", *flags,
+        "--host-name", name, "--node-id", str(node_id), "--peer-listen", f"127.0.0.1:{peer}", *flags,
     ]  # fmt: skip
 
 
@@ -48,6 +51,7 @@ def test_a_host_that_waits_for_etcd_ends_at_a_signal(tmp_path: Path, number: sig
     assert "cairn ready" not in said
 
 
+@needs_etcd
 def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) -> None:
     """A second host waits for a name that is taken, and holds a lease meanwhile: at SIGTERM it ends the lease, which
     would last for a minute, and then ends with status 0.
@@ -89,15 +93,18 @@ def test_a_host_that_ends_while_it_joins_gives_its_lease_back(tmp_path: Path) ->
     assert "Traceback" not in said
 
 
-def test_a_host_whose_name_is_taken_leaves_its_directory_free(tmp_path: Path) -> None:
-    """The second host of a name ends with status 2 and says who has it; with another name it starts on the same
-    directory, as it was told. A name for the directory of another host is refused with the path of the label.
+@needs_etcd
+def test_a_host_whose_name_or_number_is_taken_leaves_its_directory_free(tmp_path: Path) -> None:
+    """The second host of a name, or of a node id, waits for three leases, ends with status 2 and says who has it; with
+    another name it starts on the same directory, as it was told. A name for the directory of another host is refused
+    with the path of the label.
     """
-    client, peer, kafka, link, other_kafka, other_link = free_ports(6)
+    client, peer, kafka, link, other_kafka, other_link, third_kafka, third_link = free_ports(8)
     etcd = Etcd(tmp_path, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
     etcd.start()
     first = serve(tmp_path / "one", client, kafka, link, 1, "--lease-s", "2")
     second = serve(tmp_path / "two", client, other_kafka, other_link, 2, "--lease-s", "2")
+    third = serve(tmp_path / "three", client, third_kafka, third_link, 1, "--lease-s", "2", name="d")
     logs = [tmp_path / f"{number}.log" for number in range(2)]
     with (
         logs[0].open("w") as one,
@@ -106,10 +113,12 @@ def test_a_host_whose_name_is_taken_leaves_its_directory_free(tmp_path: Path) ->
     ):
         try:
             until(lambda: "cairn ready" in logs[0].read_text(), what="the first host is a member")
-            refused = subprocess.run(second, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-            assert refused.returncode == 2
-            assert "host name 'a' is taken" in refused.stderr
-            assert not (tmp_path / "two" / "host.json").exists()
+            by_name, by_number = ended_together(second, third)
+            assert by_name.returncode == by_number.returncode == 2
+            assert "host name 'a' is taken" in by_name.stderr
+            assert "node id 1 is taken by host 'a'" in by_number.stderr
+            for name in ("two", "three"):
+                assert not (tmp_path / name / "host.json").exists()
             second[second.index("--host-name") + 1] = "b"
             with subprocess.Popen(second, stdout=two, stderr=two) as named:
                 try:
@@ -117,8 +126,18 @@ def test_a_host_whose_name_is_taken_leaves_its_directory_free(tmp_path: Path) ->
                 finally:
                     named.kill()
             second[second.index("--host-name") + 1] = "c"
-            refused = subprocess.run(second, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            (refused,) = ended_together(second)
             assert f"{tmp_path / 'two' / 'host.json'}: the data directory belongs to host 'b'" in refused.stderr
         finally:
             holder.kill()
             etcd.kill()
+
+
+def ended_together(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """What processes that run at the same time say until they end by themselves."""
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(run, commands))

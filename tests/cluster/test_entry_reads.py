@@ -50,6 +50,10 @@ class Peers:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
     def hosts(self) -> list[str]:
         """Who was asked."""
         return [host for host, _ in self.asked]

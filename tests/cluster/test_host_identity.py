@@ -61,7 +61,7 @@ def write(disk: SimDisk, data: bytes) -> None:
 
 
 def test_starts_are_counted() -> None:
-    """The same disk, the same cluster, another start each time; the first one counts twice. The register has the label
+    """The same disk, the same cluster, another start each time; each counts twice. The register has the label
     of the last one.
     """
 
@@ -69,7 +69,7 @@ def test_starts_are_counted() -> None:
         disk = SimDisk()
         first = await start(service, disk, seed=1)
         second = await start(service, disk, seed=2)
-        assert (first.label.starts, second.label.starts) == (2, 3)
+        assert (first.label.starts, second.label.starts) == (2, 4)
         assert first.member == second.member
         assert first.owner_id != second.owner_id
         other = await start(service, SimDisk(), "b", seed=3)
@@ -78,7 +78,7 @@ def test_starts_are_counted() -> None:
         entry = (await service.store("a").get(schema.disk_key(second.label.disk))).entry
         assert entry is not None
         found = schema.decode(schema.StoredDisk, entry)
-        assert (found.host, found.starts, found.start) == ("a", 3, second.label.start)
+        assert (found.host, found.starts, found.start) == ("a", 4, second.label.start)
 
     with_metadata(test)
 
@@ -94,7 +94,7 @@ def test_golden_bytes_of_the_label_file() -> None:
         names = {"c1": identity.cluster_id, "d1": identity.label.disk, "h1": "a", "s3": identity.label.start}
         for example, name in names.items():
             golden = golden.replace(f'"{example}"', f'"{name}"')
-        assert content(disk).decode() == golden.replace("3,", "2,")
+        assert content(disk).decode() == golden.replace("4,", "2,")
 
     with_metadata(test)
 
@@ -140,13 +140,13 @@ def test_disks_that_are_refused() -> None:
             await start(service, disk, "b", seed=2)
         write(copy, content(disk))
         identity = await start(service, disk, seed=3)
-        with pytest.raises(DiskRefused, match="started 3 times, and this is a copy from its start number 2"):
+        with pytest.raises(DiskRefused, match="start number 4, and this is a copy from its start number 2"):
             await start(service, copy, seed=4)
         await start(service, disk, seed=5)
         key = schema.disk_key(identity.label.disk)
         early = schema.encode(schema.StoredDisk(host="a", starts=1, start="s"))
         await committed(store, changing(Put(key, early)))
-        with pytest.raises(DiskRefused, match=r"started 4 times, and the metadata store knows of 1: an older copy"):
+        with pytest.raises(DiskRefused, match=r"start number 6, and the metadata store knows of number 1: an older"):
             await start(service, disk, seed=6)
         await committed(
             store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.StoredCluster(cluster_id="other"))))
@@ -156,6 +156,28 @@ def test_disks_that_are_refused() -> None:
         await committed(store, changing(Delete(schema.CLUSTER_KEY)))
         with pytest.raises(WrongCluster, match="the metadata store is empty"):
             await start(service, disk, seed=8)
+
+    with_metadata(test)
+
+
+@pytest.mark.parametrize("starts", [1, 2, 5])
+def test_a_store_that_was_set_back_is_refused(starts: int) -> None:
+    """Also if the disk was started only once since: what that start has acknowledged is in chunks that the older store
+    does not know, and would give to others.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        await start(service, disk, seed=1)
+        identity = await start(service, disk, seed=2)
+        key = schema.disk_key(identity.label.disk)
+        before = (await service.store("x").get(key)).entry
+        assert before is not None
+        for number in range(starts):
+            await start(service, disk, seed=3 + number)
+        await committed(service.store("x"), changing(Put(key, before.value)))
+        with pytest.raises(DiskRefused, match="restore the newest copy"):
+            await start(service, disk, seed=100)
 
     with_metadata(test)
 
@@ -203,19 +225,20 @@ def test_power_cuts_at_every_call() -> None:
     async def test(service: SimulatedMetadata) -> None:
         disk = SimDisk(unit_bytes=64)
         first = await start(service, disk)
-        states: list[SimDisk] = []
+        states: list[tuple[SimDisk, bytes]] = []
+        key = schema.disk_key(first.label.disk)
 
         def before(call: FileCall) -> None:
-            if call.changes_disk:
-                states.extend((*disk.crash_states(), disk.kill_state()))
+            registered = service.state.get(key).entry
+            if call.changes_disk and registered is not None:
+                states.extend((state, registered.value) for state in (*disk.crash_states(), disk.kill_state()))
 
         disk.before_call = before
         await start(service, disk, seed=1)
         assert len(states) > 10
-        key = schema.disk_key(first.label.disk)
-        before_the_swap = schema.encode(schema.StoredDisk(host="a", starts=2, start=first.label.start))
-        for number, state in enumerate(states):
-            await committed(service.store("x"), changing(Put(key, before_the_swap)))
+        assert len({registered for _, registered in states}) == 2
+        for number, (state, registered) in enumerate(states):
+            await committed(service.store("x"), changing(Put(key, registered)))
             assert (await start(service, state, seed=10 + number)).member == first.member
 
     with_metadata(test)
@@ -311,7 +334,7 @@ def test_a_first_start_that_fails_at_any_call_of_the_disk() -> None:
             if label.get("starts") == 1:
                 await committed(service.store("x"), changing(Delete(schema.disk_key(label["disk"]))))
             again = await start(service, disk, seed=2 * number + 2)
-            assert again.label.starts == 2
+            assert again.is_first_life
             assert label.get("disk") in (None, again.label.disk)
             kept += bool(label)
         assert kept

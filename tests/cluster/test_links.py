@@ -10,10 +10,12 @@ import pytest
 import trio
 import trio.abc
 
+from logstore.cluster.links.hello import Hello
 from logstore.cluster.links.outgoing import OutgoingLink
 from logstore.cluster.links.peers import LinkSettings
 from logstore.cluster.links.sockets import set_options
 from tests.cluster.links_world import LOOPBACK, SETTINGS, LinkedHost, append, know, linked, look
+from tests.cluster.raw_links import NOWHERE, RAW, encode_earlier, listening, opened, read_hello
 
 TCP_OPTIONS = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 
@@ -91,6 +93,26 @@ async def test_a_host_that_is_no_member_is_told_from_one_that_is_not_reached() -
         await a.seen.until(lambda: ("refused", "b") in a.seen.news)
         assert not a.links.is_stranger_to("b")
         nursery.cancel_scope.cancel()
+
+
+async def test_hosts_say_whether_they_deal() -> None:
+    """In their hellos. A host of the version before, which says nothing of that, is connected to as well; of a host
+    that was never connected to nothing is known, and of one that is gone what it said.
+    """
+    a, b = LinkedHost("a"), LinkedHost("b")
+    async with linked(a, b), listening(is_earlier=True) as (peer, accepted):
+        assert (a.links.deals("a"), a.links.deals("b"), a.links.deals("c")) == (True, True, None)
+        a.links.set_peers({"b": b.peer, "raw": peer, "nowhere": NOWHERE})
+        await accepted.receive()
+        await a.seen.until(lambda: a.links.is_reachable("raw"))
+        assert a.links.deals("raw") is False
+        assert a.links.deals("nowhere") is None
+        await b.stop()
+        await a.seen.until(lambda: not a.links.is_reachable("b"))
+        assert a.links.deals("b") is True
+        stream = await opened(a)
+        await stream.send_all(encode_earlier(Hello("cluster1", RAW, "a")))
+        assert (await read_hello(stream)).deals
 
 
 async def test_another_cluster_is_refused() -> None:

@@ -36,6 +36,10 @@ class Answers:
         """See Links."""
         return host in self.strangers
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
 
 World = tuple[SimulatedMetadata, Answers, dict[str, Membership]]
 

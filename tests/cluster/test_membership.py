@@ -292,7 +292,7 @@ def test_a_new_host_whose_disk_is_forgotten_while_it_starts(when: str) -> None:
         )
         membership.resign()
         again = await identity_of(service, "a", disk, 2)
-        assert (again.member, again.label.starts) == (identity.member, 3)
+        assert (again.member, again.label.starts) == (identity.member, 4)
 
     with_metadata(test)
 

@@ -4,6 +4,8 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,33 +54,33 @@ def ended_together(address: str, commands: Iterable[Sequence[str]]) -> list[tupl
     return [(process.returncode, error) for process, error in zip(started, errors, strict=True)]
 
 
+def failure_of(address: str, ask: Callable[[Admin], object]) -> Exception:
+    """What a question fails with. There is one answer, however late it comes: the client does not ask again."""
+    with Client(parse_addresses(address), limit_s=0.001, request_timeout_s=PATIENCE_S) as client:
+        try:
+            ask(Admin(client))
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller looks at it
+            return error
+    raise AssertionError("the question was answered")
+
+
+def failed_with(failure: Exception, _: argparse.Namespace) -> int:
+    """A command whose question has failed so."""
+    raise failure
+
+
 def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `cairn hosts` and `cairn topics describe` ask is answered with the reason, and so is what changes topics; a
-    command that gets such an answer does not tell to start a sidecar.
+    command that gets such an answer does not tell to start a sidecar. All ask at the same time, as each has to wait.
     """
     with Cluster(tmp_path, ("a",)) as cluster:
         (a,) = cluster
-        addresses = parse_addresses(cluster.bootstrap)
-        with Client(addresses, limit_s=PATIENCE_S) as client:
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", 2)
         cluster.etcd.pause()
         until(lambda: "event=metadata_away" in a.log, "the host hears nothing of it")
-        # One answer, however late it comes: the client does not ask again.
-        with Client(addresses, limit_s=0.001, request_timeout_s=PATIENCE_S) as client:
-            asked: list[Callable[[], object]] = [Admin(client).hosts, lambda: Admin(client).places("orders")]
-            for ask in asked:
-
-                def work(_: argparse.Namespace, ask: Callable[[], object] = ask) -> int:
-                    ask()
-                    return 0
-
-                assert run("hosts", argparse.Namespace(), work) == 1
-                told = capsys.readouterr().err
-                assert "the metadata store is away (http://" in told
-                assert "running there" not in told
-                assert "Start one" not in told
         told_of = "the metadata store is away (http://"
         commands = {
             ("create", "more"): told_of,
@@ -86,7 +88,18 @@ def test_who_asks_about_hosts_and_topics_hears_that_the_metadata_store_is_away(
             ("set", "orders", "retention.ms=60000"): told_of,
             ("delete", "orders", "--yes"): "while the metadata store is away",
         }
-        for (words, expected), (status, err) in zip(commands.items(), ended_together(a.address, commands), strict=True):
+        questions: list[Callable[[Admin], object]] = [Admin.hosts, lambda admin: admin.places("orders")]
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(failure_of, a.address, question) for question in questions]
+            ended = ended_together(a.address, commands)
+            failures = [each.result() for each in asked]
+        for failure in failures:
+            assert run("hosts", argparse.Namespace(), partial(failed_with, failure)) == 1
+            told = capsys.readouterr().err
+            assert told_of in told
+            assert "running there" not in told
+            assert "Start one" not in told
+        for (words, expected), (status, err) in zip(commands.items(), ended, strict=True):
             assert (status, expected in err) == (1, True), f"{words}: {err}"
             assert "running there" not in err
         cluster.etcd.go_on()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -97,3 +98,33 @@ async def test_ticks_that_take_long_do_not_make_time_pass(autojump_clock: trio.t
         await trio.sleep(TICK_S)
         assert world.ticks.now_ms() - begun_ms < 1_000
         nursery.cancel_scope.cancel()
+
+
+async def test_ticks_of_many_owners_leave_turns_to_others(autojump_clock: trio.testing.MockClock) -> None:
+    """A hundred owners have something to do when a host has come: other tasks run between a few ticks and the next. It
+    was one turn of ten milliseconds.
+    """
+    owners = {f"s{number}": Owner(f"s{number}", HERE) for number in range(100)}
+    for owner in owners.values():
+        opened(owner, StreamRegistration(3, 3), (C, A, B))
+        owner.append(b"x", 1, 0)
+    turn, ticks = 0, Counter[int]()
+
+    def take(effects: Iterable[Effect]) -> None:
+        ticks[turn] += 1
+
+    world = OwnerTicks(owners, take)
+    for owner in owners.values():
+        world.follow(owner)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.run)
+        with trio.fail_after(1):
+            while ticks.total() < 2 * len(owners):
+                await trio.lowlevel.checkpoint()
+                turn += 1
+                if not turn % 100:
+                    await trio.sleep(TICK_S)
+        nursery.cancel_scope.cancel()
+    assert max(ticks.values()) <= 2 * 16, (
+        "the order of tasks in a turn is random: two turns of the ticks may lie in one"
+    )

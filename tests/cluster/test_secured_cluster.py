@@ -129,7 +129,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
         added = cairn("user", "add", ADMIN, "--cluster", made.url, text=f"{PASSWORD}\n")
         assert added.returncode == 0, added.stderr
         for number, name in enumerate(NAMES, 1):
-            made.hosts[name] = stack.enter_context(made.sidecar(name, number, name))
+            made.hosts[name] = made.sidecar(name, number, name)
+            stack.push(made.hosts[name])  # ends it, started or not
+        for host in made.hosts.values():
+            host.begin()
+        for host in made.hosts.values():
+            host.wait_ready()
         for name in NAMES:
             until(lambda name=name: members_by(made, name) == len(NAMES), f"all are members, as {name} knows")  # type: ignore[misc]
         admin = made.admin()

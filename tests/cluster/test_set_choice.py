@@ -72,6 +72,10 @@ class Wire:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
 
 def worst(loads: Counter[str], live: dict[str, schema.StoredMember]) -> float:
     """How far the load of a disk is from what is proportional to its rate, at most, as a part of that."""

@@ -1,13 +1,13 @@
 """Spark's queries on a cluster that loses its hosts one after the other: exact output, state from the replicated log.
 
-The output is counted by librdkafka. Input lies in the cluster as well.
+The output is counted by librdkafka. Input lies in the cluster as well. Where hosts are processes, the short run has its
+test in `tests/microbatch/test_on_a_cluster.py`, beside a Spark that runs anyway.
 """
 
 from __future__ import annotations
 
 import random
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,27 +20,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.testing.cluster import Cluster
 from tests.cluster.clients import ends
-from tests.cluster.spark_world import ClusterWorld, committed, consumed, create, fed, feed, kills_in_turn
-from tests.continuous.fragments import START_MS
+from tests.cluster.spark_world import consumed, create, fed, feed, kills_in_turn, run_stateful
 from tests.continuous.processes import RunnerProcess, Work, expected
 from tests.metadata.support import needs_etcd
-from tests.microbatch.operators import Row, expected_of
-from tests.microbatch.world import by_key
-from tests.support.cluster_network import new_network
+from tests.support.cluster_network import are_containers, new_network
 from tests.support.spark_session import read_stream, require_connector, start_spark, write_stream
 from tests.support.streams import produce
 from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.spark]
 
-ROWS, KEYS = 40, 20
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/spark.md").read_text(encoding="utf-8")
 GUIDE_SERVERS = "10.0.0.1:9092,10.0.0.2:9092,10.0.0.3:9092"
 MOST_HEARD = 10_000
 GONE_ON = 500
 """Records that show that a query goes on."""
-SPARE = 10
-"""Epochs for queries that are faster than the kills."""
 
 
 @pytest.fixture(scope="module")
@@ -49,42 +43,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
-
-
-def rows_of(epochs: int) -> list[list[Row]]:
-    """Rows in the order of their times: a run that ends, and closes what is due, leaves none of the next one late."""
-    numbers = range(epochs * ROWS)
-    rows = [Row(f"k{number * 7 % KEYS}", START_MS + 5 * number, number * 13 % 101) for number in numbers]
-    return [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
-
-
-def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs: int, kills: str) -> None:
-    """A stateful query through kills, and another driver that begins without what the first one had in memory."""
-    world = ClusterWorld(spark, cluster.bootstrap, "visits", directory)
-    create(cluster.bootstrap, world.source, 1)
-    made = rows_of(epochs + SPARE)
-    for rows in made[: epochs - 1]:
-        world.feed(rows)
-    fed = epochs - 1
-
-    def run_one_more() -> None:
-        nonlocal fed
-        world.feed(made[fed])
-        fed += 1
-        world.run(world.query(rows_per_batch=ROWS))
-
-    def due(number: int) -> bool:
-        return committed(cluster.bootstrap) >= 1 + number * (epochs - 2) // len(kills)
-
-    with kills_in_turn(cluster, kills, due) as killed:
-        world.run(world.query(rows_per_batch=ROWS))
-        while "".join(killed) != kills and fed < len(made) - 1:
-            run_one_more()
-        until(lambda: "".join(killed) == kills, "all kills are done")
-    assert "".join(killed) == kills
-    shutil.rmtree(world.state)
-    run_one_more()
-    assert by_key(world.told()) == by_key(expected_of(made[:fed]))
 
 
 def run_sink(spark: SparkSession, cluster: Cluster, directory: Path, records: int, epochs: int, kills: str) -> None:
@@ -139,9 +97,10 @@ def run_the_guide(spark: SparkSession, servers: str, directory: Path) -> None:
     assert Counter(value for _, value in consumed(servers, "copy")) == Counter(values)
 
 
+@pytest.mark.skipif(not are_containers(), reason="tests/microbatch/test_on_a_cluster.py has it on processes")
 def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_path: Path) -> None:
     """`kill -9` of the host that has its epochs, while it runs; then a new driver that has nothing in memory loads the
-    state from the log, with that host still away.
+    state from the log, with that host still away. Here the hosts are containers.
     """
     with Cluster(tmp_path / "hosts", network=new_network()) as cluster:
         run_stateful(spark, cluster, tmp_path, 4, "a")

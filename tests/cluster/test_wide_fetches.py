@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,15 +35,24 @@ MAX_WAIT_S = 0.5
 SILENCE_S = 60.0
 
 
-class Wide:
-    """PARTITIONS streams that this host owns, each with a record, and with its chunk on two other hosts alone."""
+Values = Callable[[int], Sequence[bytes]]
+"""The values of the records of a stream, each in a batch of its own."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+
+def _one_value(number: int) -> Sequence[bytes]:
+    return [b"x"]
+
+
+class Wide:
+    """Streams that this host owns, with their chunks on two other hosts alone, unless a test puts them elsewhere."""
+
+    def __init__(self, nursery: trio.Nursery, partitions: int = PARTITIONS) -> None:
         self.nursery = nursery
-        self.asked = 0
+        self.asked = self.owing = self.most_owing = 0
+        """Messages that were sent, and those of them that are not answered; the most that there were."""
         self.delay_s: dict[str, float | None] = {member.host: 0.001 for member in MEMBERS}
         """For how long each host is silent; None: it cannot be reached."""
-        self.owners = [MemoryOwner() for _ in range(PARTITIONS)]
+        self.owners = [MemoryOwner() for _ in range(partitions)]
         self.fronts = [
             Front(owner, place=StreamPlace(TOPIC, f"{1:032x}", number)) for number, owner in enumerate(self.owners)
         ]
@@ -66,14 +75,20 @@ class Wide:
         )
         self.broker = SimpleNamespace(engine=ClusterEngine(cast(Any, None), cast(Any, store), chunk_reads))
 
-    async def lead(self) -> None:
-        """Append a record to each stream."""
-        for owner, front in zip(self.owners, self.fronts, strict=True):
+    async def lead(self, values: Values) -> None:
+        """Append a batch to each stream for each of its values."""
+        for number, (owner, front) in enumerate(zip(self.owners, self.fronts, strict=True)):
             owner.own(front.stream)
             await front.tasks.run()
-            front.append(b"x")
-            owner.ack()
+            for value in values(number):
+                front.append(value)
+                owner.ack()
             owner.roll()
+
+    def put(self, number: int, host: str) -> None:
+        """Have only this host have a stream's chunk."""
+        chunk = self.owners[number].chunks[0]
+        chunk.registration = replace(chunk.registration, members=(Member(host, f"disk-{host}"),))
 
     # ---- Links
 
@@ -81,6 +96,8 @@ class Wide:
         """See Links: the answer comes when the host answers."""
         assert isinstance(message, ReadEntries)
         self.asked += 1
+        self.owing += 1
+        self.most_owing = max(self.owing, self.most_owing)
         self.nursery.start_soon(self._answer, host, message)
 
     async def _answer(self, host: str, asked: ReadEntries) -> None:
@@ -93,6 +110,7 @@ class Wide:
         )
         member = next(member for member in owner.chunks[0].registration.members if member.host == host)
         found = await owner.read_entries(asked.stream, owner.chunks[0].registration, asked.offset, asked.max_bytes)
+        self.owing -= 1
         self.reads.received(replace(found, member=member))
 
     def is_reachable(self, host: str) -> bool:
@@ -103,30 +121,48 @@ class Wide:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
     # ---- the client
 
     async def fetch(
         self, max_wait_s: float = MAX_WAIT_S, min_bytes: int = 1, without: Collection[int] = ()
     ) -> tuple[list[int], list[int], float]:
         """The errors of all partitions, which of them have records, and how long it took."""
-        partitions = [FetchPartition(number, -1, 0, 1 << 20) for number in range(PARTITIONS) if number not in without]
-        request = FetchRequest(
-            VERSION, int(max_wait_s * 1000), min_bytes, 16 << 20, 0, -1, [(TOPIC, partitions)], PARTITIONS
-        )
+        numbers = [number for number in range(len(self.fronts)) if number not in without]
+        partitions = [FetchPartition(number, -1, 0, 1 << 20) for number in numbers]
         begun_s = trio.current_time()
-        body, _ = await fetch.handle(cast(Any, self.broker), request, AnswerBudget(64 << 20))
+        body = await self.ask(partitions, AnswerBudget(64 << 20), max_wait_s=max_wait_s, min_bytes=min_bytes)
         took_s = trio.current_time() - begun_s
-        (topic,) = decode_answer(fetch.KEY, VERSION, b"".join(body)).responses
+        (topic,) = decode_answer(fetch.KEY, VERSION, body).responses
         found = [each.partition_index for each in topic.partitions if each.records]
         return [each.error_code.value for each in topic.partitions], found, took_s
 
+    async def ask(
+        self,
+        partitions: list[FetchPartition],
+        answers: AnswerBudget,
+        *,
+        max_wait_s: float = MAX_WAIT_S,
+        min_bytes: int = 1,
+        max_bytes: int = 16 << 20,
+    ) -> bytes:
+        """The answer to a Fetch."""
+        request = FetchRequest(
+            VERSION, int(max_wait_s * 1000), min_bytes, max_bytes, 0, -1, [(TOPIC, partitions)], len(partitions)
+        )
+        body, _ = await fetch.handle(cast(Any, self.broker), request, answers)
+        return b"".join(body)
+
 
 @asynccontextmanager
-async def wide() -> AsyncIterator[Wide]:
+async def wide(partitions: int = PARTITIONS, values: Values = _one_value) -> AsyncIterator[Wide]:
     """See Wide."""
     async with trio.open_nursery() as nursery:
-        at = Wide(nursery)
-        await at.lead()
+        at = Wide(nursery, partitions)
+        await at.lead(values)
         yield at
         nursery.cancel_scope.cancel()
 

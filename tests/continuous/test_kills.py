@@ -11,15 +11,15 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from tests.continuous.processes import RunnerProcess, Work, create, expected, produce
+from tests.support.examples import is_long
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.crash
 
-RECORDS = 24_000
+RECORDS = 24_000 if is_long() else 12_000
 KEYS = 900
-KILLS = 15
-KILLS_LONG = 100
+KILLS = 100 if is_long() else 8
 MOST_HEARD = 10_000
 FOR_EVER = 10**12
 
@@ -53,7 +53,7 @@ def consumed(address: str, topic: str) -> list[tuple[bytes | None, bytes | None]
         consumer.close()
 
 
-def test_runners_that_are_killed_leave_exact_output(sidecar: Sidecar, request: pytest.FixtureRequest) -> None:
+def test_runners_that_are_killed_leave_exact_output(sidecar: Sidecar) -> None:
     """Runners one after the other, each killed somewhere in its recovery or its work; some with the sidecar."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -63,22 +63,31 @@ def test_runners_that_are_killed_leave_exact_output(sidecar: Sidecar, request: p
     produce(sidecar.address, "in", given)
     work = Work(sidecar.address, "killed", RECORDS)
     replayed = checks = 0
-    for kill in range(KILLS_LONG if request.config.getoption("--long") else KILLS):
+
+    def note(heard: tuple[object, ...]) -> None:
+        nonlocal replayed, checks
+        match heard:
+            case ("recovered", _, records):
+                replayed += int(str(records))
+            case ("epoch", _, count):
+                checks = max(checks, int(str(count)))
+
+    for kill in range(KILLS):
         with RunnerProcess(work) as runner:
             for _ in range(chance.randint(0, 6)):
                 heard = runner.hear()
                 assert heard[0] in ("recovered", "epoch", "done"), heard
                 if heard[0] == "done":  # a runner may be quicker than who listens to it
                     break
-                replayed += int(str(heard[2])) if heard[0] == "recovered" else 0
-                checks = max(checks, int(str(heard[2]))) if heard[0] == "epoch" else checks
+                note(heard)
             if kill % 6 == 5:
                 sidecar.kill()
                 if chance.random() < 0.5:
                     runner.kill()
                 sidecar.restart()
     with RunnerProcess(work) as runner:
-        last = list(runner.hear_until("done", MOST_HEARD))[-1]
+        for last in runner.hear_until("done", MOST_HEARD):
+            note(last)
     assert last == ("done",)
     print(f"{replayed} records replayed, up to {checks} checks in a life")
     assert replayed > 0

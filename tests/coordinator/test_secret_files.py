@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from logstore.base.accepted_secrets import CHECK_S, MAX_FORMER, OVERLAP_S
 from logstore.base.addresses import Address
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError
@@ -34,7 +35,7 @@ from scheduler.coordinator.planners import make_planner
 from scheduler.coordinator.running import ServeSettings, opened
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
-from scheduler.coordinator.tokens import CHECK_S, MAX_FORMER, OVERLAP_S, AcceptedTokens
+from scheduler.coordinator.tokens import AcceptedTokens
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.topology import racks
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator

@@ -58,6 +58,10 @@ class NoLinks:
         """See Links."""
         return False
 
+    def deals(self, host: str) -> bool:
+        """See Links."""
+        return True
+
 
 @dataclass
 class Network:

@@ -1,4 +1,7 @@
-"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own."""
+"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own.
+
+Beside the data source, this room has the tests for which Spark itself is the oracle of our operators.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.microbatch.world import World
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import start_spark
 
@@ -37,6 +41,12 @@ def address(sidecar: Sidecar) -> str:
 def topic(request: pytest.FixtureRequest) -> str:
     """A name for a topic that no other test uses."""
     return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:200]
+
+
+@pytest.fixture
+def world(spark: SparkSession, address: str, topic: str, tmp_path: Path) -> World:
+    """The surroundings of a stateful query that no other test uses."""
+    return World(spark, address, topic[:150], tmp_path)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ class _Watched:
         for _ in range(total_bytes // size):
             entry = TailEntry(self._offset, self._offset + 1, memoryview(bytes(size)), False)
             self.tail.push(self._stream, entry)
+            self.tail.evict()
             self._offset += 1
 
     async def until_given_back(self, times: int) -> None:

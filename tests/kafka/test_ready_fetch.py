@@ -23,6 +23,7 @@ from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.framing import Reader, frame
 from logstore.kafka.ready_fetch import WantedBatches
 from logstore.log.journal import JournalLimits
+from logstore.log.reading import KEPT_TIMES
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     FETCH,
@@ -170,6 +171,24 @@ async def test_who_catches_up_wakes_no_task_of_its_connection(tmp_path: Path, ve
         assert steps.count == 0
         assert server.kafka._answers.free_bytes == BrokerSettings().total_answer_bytes
         assert server.stream.fetched_bytes == BATCHES * len(LARGE)
+
+
+async def test_an_answer_that_waits_for_its_client_keeps_no_more_memory_than_it_counts(tmp_path: Path) -> None:
+    """What the socket takes at once is a part of the piece that was read ahead; what it leaves is not."""
+    async with with_history(tmp_path) as server, await server.connect(receive_buffer_bytes=4096) as peer:
+        await wait_until(lambda: server.kafka.connections)
+        (connection,) = server.kafka._connections
+        for fetched in range(2, BATCHES + 1, 2):
+            await peer.send(fetch_frame(offsets=(fetched - 2,), partition_max_bytes=PART_BYTES))
+            while server.stream.fetched_bytes < fetched * len(LARGE):  # the server's own state, seen from outside
+                await trio.lowlevel.checkpoint()
+            if connection._line._left is not None:
+                break
+        left = connection._line._left
+        assert left is not None
+        owners = [memoryview(part).obj for part in left.parts]
+        kept_bytes = sum({id(owner): memoryview(owner).nbytes for owner in owners}.values())
+        assert kept_bytes <= KEPT_TIMES * left.reserved_bytes
 
 
 async def test_requests_behind_such_a_fetch_keep_their_order(tmp_path: Path) -> None:

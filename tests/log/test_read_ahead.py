@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, encode_batch
 from logstore.log.read_ahead import MAX_POSITIONS, ReadAhead, ReadPosition, split
-from logstore.log.reading import KEPT_TIMES, ReadResult
+from logstore.log.reading import KEPT_TIMES, ReadResult, compact
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
 
@@ -58,13 +58,18 @@ def kept_bytes(result: ReadResult) -> int:
 
 
 def test_a_part_of_a_piece_keeps_no_more_memory_than_it_counts() -> None:
-    """A few of many batches that were read at once, whether they are served or left for later, are not all of them."""
+    """A few of many batches that were read at once, whether they are copied to be served later or left for later, are
+    not all of them.
+    """
     one = result_of([100], 0).size_bytes
-    whole = result_of([100] * 100, 100)
+    whole, ahead, place = result_of([100] * 100, 100), ReadAhead(1 << 20), ReadPosition("s", 0, False)
     for wanted in (one, 10 * one, 90 * one, 99 * one):
         served, rest = split(whole, wanted)
-        assert kept_bytes(served) <= KEPT_TIMES * served.size_bytes
-        assert kept_bytes(rest) <= KEPT_TIMES * rest.size_bytes
+        ahead.put(place, rest)
+        kept = ahead.take(place, whole.size_bytes) or ReadResult([], 0, 0)
+        assert b"".join(kept.buffers) == b"".join(rest.buffers)
+        assert kept_bytes(compact(served)) <= KEPT_TIMES * served.size_bytes
+        assert kept_bytes(kept) <= KEPT_TIMES * kept.size_bytes
 
 
 def test_as_many_pieces_are_kept_as_places_of_readers() -> None:

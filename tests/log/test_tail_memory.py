@@ -63,11 +63,13 @@ if is_heard:
     tail.on_holes = heap.give_back
 for offset in range(2 * bound // 16_000):
     tail.push(stream, TailEntry(offset, offset + 1, memoryview(bytearray(16_000)), False))
+    tail.evict()
     kept.append(bytes(600))
 for offset in range(offset + 1, offset + 1 + 2 * bound // 1_000_000):
     frame = mmap.mmap(-1, 1_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     frame.write(blank)
     tail.push(stream, TailEntry(offset, offset + 1, memoryview(frame), False))
+    tail.evict()
     del frame
     most = max(most, resident_bytes() - before)
 print(most)
@@ -99,6 +101,7 @@ class _Filled:
         for _ in range(total_bytes // size):
             entry = TailEntry(self._offset, self._offset + 1, memoryview(bytes(size)), False)
             self.tail.push(self._stream, entry)
+            self.tail.evict()
             self._offset += 1
 
     def _heard(self) -> None:

@@ -50,6 +50,10 @@ class SlowEtcd:
         """By paths of calls, in place of what is usual."""
         self.pieces = 1
         """In so many an answer arrives, each after the time of an answer."""
+        self.login_s = 0.0
+        """What a login takes in addition."""
+        self.tokens: set[str] | None = None
+        """Those that are valid; None: nobody is asked for one."""
 
     async def connect(self, endpoint: str) -> SlowStream:
         """A connection to an endpoint."""
@@ -75,16 +79,23 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
         etcd, path = self._etcd, bytes(data).split(b" ", 2)[1].decode().removeprefix("/v3/")
         etcd.asked[self._name, path] += 1
-        body = json.dumps(etcd.answers.get(path, ANSWERS[path])).encode() + b"\n"
+        body, status = json.dumps(etcd.answers.get(path, ANSWERS.get(path))).encode() + b"\n", b"200 OK"
+        delay_s = etcd.delays_s[self._name]
         error = etcd.errors_once[path].pop(0) if etcd.errors_once.get(path) else etcd.errors.get(path)
         if error is not None:
-            self._answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(error), error)
-        elif path == "watch" and etcd.is_quiet:
+            body, status = error, b"400 Bad Request"
+        elif path == "auth/authenticate" and path not in etcd.answers:
+            etcd.tokens, delay_s = etcd.tokens or set(), delay_s + etcd.login_s
+            etcd.tokens.add(token := f"token.{etcd.asked[self._name, path]}")
+            body = json.dumps({"header": HEADER, "token": token}).encode()
+        elif etcd.tokens is not None and not any(b": %s\r\n" % token.encode() in data for token in etcd.tokens):
+            body, status = b'{"error":"etcdserver: invalid auth token","code":16}', b"401 Unauthorized"
+        if path == "watch" and etcd.is_quiet and status == b"200 OK":
             self._answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
         else:
-            self._answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            self._answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
         self._rest = self._answer
-        self._ready_s = float("inf") if path in etcd.silent else trio.current_time() + etcd.delays_s[self._name]
+        self._ready_s = float("inf") if path in etcd.silent else trio.current_time() + delay_s
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See trio."""
@@ -106,7 +117,8 @@ class SlowStream(trio.abc.Stream):
 
 
 def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str) -> EtcdMetadataStore:
-    """A store that reaches these endpoints, with a user if one is given."""
+    """A store that reaches these endpoints, with a user if one is given, whose password is its name unless given."""
+    login.setdefault("password", login.get("user", ""))
     settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0, **login)  # type: ignore[arg-type]
     clients = EtcdClients(*(EtcdConnections(etcd.connect, MAX_CONNECTIONS) for _ in range(3)))
     return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))

@@ -1,4 +1,8 @@
-"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own."""
+"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own.
+
+Another sidecar, whose retention is eager, is lent to one test after the other, and emptied between them. Spark forks
+its Python workers from Cairn's daemon; the drivers of their own that tests start, and other rooms, have Spark's own.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from tests.microbatch.below import EAGER_FLAGS
 from tests.microbatch.world import World
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import start_spark
+from tests.support.streams import delete_topic
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The shared session."""
-    session = start_spark(tmp_path_factory.mktemp("spark"))
+    session = start_spark(tmp_path_factory.mktemp("spark"), daemon="spe_adapter.daemon")
     yield session
     session.stop()
 
@@ -39,11 +44,22 @@ def world(request: pytest.FixtureRequest, spark: SparkSession, sidecar: Sidecar,
     return World(spark, sidecar.address, name, tmp_path)
 
 
-@pytest.fixture
-def eager(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar that applies retention, and cleans, all the time."""
-    with Sidecar(tmp_path / "eager", *EAGER_FLAGS) as running:
+@pytest.fixture(scope="session")
+def eager_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """The process that `eager` lends."""
+    with Sidecar(tmp_path_factory.mktemp("eager"), *EAGER_FLAGS) as running:
         yield running
+
+
+@pytest.fixture
+def eager(eager_of_all: Sidecar) -> Iterator[Sidecar]:
+    """A sidecar without topics and readers, which applies retention, and cleans, all the time."""
+    yield eager_of_all
+    with Client(parse_addresses(eager_of_all.address)) as client:
+        for reader in client.reader_names():
+            client.remove_reader(reader)
+        for topic in client.topics():
+            delete_topic(eager_of_all.address, topic)
 
 
 @pytest.fixture

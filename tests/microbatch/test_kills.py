@@ -83,8 +83,8 @@ def test_tasks_and_workers_that_die_at_every_step(world: World, tmp_path: Path) 
 def test_a_sidecar_that_dies_at_every_step(spark: SparkSession, tmp_path: Path) -> None:
     """A sidecar killed at any step of an epoch comes back; tasks and driver go on with it."""
     steps = [step for step in STEPS if step != "task started"]
-    faults = [Fault("sidecar", step, 1 + 2 * index) for index, step in enumerate(steps)]
-    epochs = rows_of(2 * len(faults) + 2, ROWS, KEYS)
+    faults = [Fault("sidecar", step, batch) for batch, step in enumerate(steps, start=1)]
+    epochs = rows_of(len(faults) + 3, ROWS, KEYS)
     pid_file = tmp_path / "sidecar.pid"
     with Sidecar(tmp_path / "data") as sidecar, undying(sidecar, pid_file):
         world = World(spark, sidecar.address, "visits", tmp_path)
@@ -144,7 +144,7 @@ def test_a_driver_that_dies_between_the_commits(spark: SparkSession, tmp_path: P
     session.
     """
     with Sidecar(tmp_path / "data") as sidecar:
-        lives(tmp_path, sidecar, faults, 8, spark)
+        lives(tmp_path, sidecar, faults, faults[-1].batch + 3, spark)
 
 
 def faults_of(seed: int, epochs: int, each: int) -> list[Fault]:

@@ -19,10 +19,12 @@ KEYS = 40
 RECORDS = 1000
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Iterator[Work]:
-    """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0."""
-    with Sidecar(tmp_path / "data") as sidecar:
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
+    """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0. The tests only
+    look.
+    """
+    with Sidecar(tmp_path_factory.mktemp("sidecar")) as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", [(b"key-%d" % (n % KEYS), n) for n in range(RECORDS)])
         done = Work(sidecar.address, "sums", RECORDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from spe_adapter.state.segment import Tag
 from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
 from spe_adapter.tools.state_inspector import inspect_state
-from tests.microbatch.below import PARTITIONS, Query
+from tests.microbatch.below import EAGER_FLAGS, PARTITIONS, Query
 from tests.microbatch.operators import Model, Row
 from tests.microbatch.world import by_key
 from tests.support.sidecar import Sidecar
@@ -38,6 +39,13 @@ CUT = 3
 def _acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions are acknowledged after every epoch."""
     monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
+
+
+@pytest.fixture
+def eager(tmp_path: Path) -> Iterator[Sidecar]:
+    """A sidecar that cleans all the time, and whose log tells of no other test."""
+    with Sidecar(tmp_path / "eager", *EAGER_FLAGS) as running:
+        yield running
 
 
 def epochs(count: int) -> list[list[Row]]:

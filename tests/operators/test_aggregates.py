@@ -136,7 +136,7 @@ def test_sessions_equal_the_model(
 
 
 @given(EPOCHS, st.integers())
-@settings(max_examples=examples(5, long=50))
+@settings(max_examples=examples(3, long=50))
 def test_sessions_do_not_depend_on_batches(epochs: list[list[Row]], seed: int) -> None:
     """But for the last bits of sums of doubles, and the order of values, where sessions grow together."""
     functions = {name: one for name, one in FUNCTIONS.items() if name in IN_ANY_ORDER}

@@ -101,7 +101,7 @@ def targets(codec: KeyCodec, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np
 ROWS = rows_of().flatmap(lambda row: EXACT.map(lambda x: {**row, "x": x}))
 
 
-@settings(max_examples=examples(15, long=1000))
+@settings(max_examples=examples(10, long=1000))
 @given(
     st.sampled_from(WINDOWS),
     st.booleans(),

@@ -26,6 +26,7 @@ from spe_adapter.operators.windows import Running
 from spe_adapter.state.errors import StateTooLarge
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from tests.operators.model import percentile
+from tests.support.examples import examples
 
 NUMBERS = pa.schema([("key", pa.string()), ("x", pa.float64())])
 AMOUNTS = pa.schema([("key", pa.string()), ("m", pa.decimal128(38, 2))])
@@ -48,7 +49,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
 
 
 @given(st.lists(FINITE, min_size=1, max_size=60), st.sampled_from([0.5, 0.1, 0.01, 0.001]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, long=150), deadline=None)
 def test_percentiles_are_within_their_error(values: list[float], error: float, data: st.DataObject) -> None:
     """Of any numbers, of both signs and all sizes; and the state does not depend on order, batches and merging."""
     parts = [0.0, 0.25, 0.5, 0.9, 1.0]
@@ -120,7 +121,7 @@ def test_a_mean_that_does_not_fit_is_an_error() -> None:
 
 
 @given(st.lists(st.integers(-(10**33), 10**33), min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(70, long=200), deadline=None)
 def test_means_of_decimals_are_rounded_half_up(unscaled: list[int]) -> None:
     """Away from zero at a tie, by exact arithmetic."""
     values = [decimal.Context(prec=60).scaleb(decimal.Decimal(one), -2) for one in unscaled]

@@ -20,6 +20,7 @@ from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.jsontext import json_objects
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, output_schema, to_records
+from tests.support.examples import examples
 
 UTC = dt.UTC
 FIRST, LAST = dt.datetime(1, 1, 2), dt.datetime(9998, 12, 30)  # noqa: DTZ001  Hypothesis adds the zone
@@ -42,7 +43,7 @@ KEY_TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(50, long=150))
 def test_keys_come_back_as_they_were(data: st.DataObject) -> None:
     """Any columns, nulls, slices: decoded keys are the columns, and keys are equal exactly where the rows are."""
     names = data.draw(st.lists(st.sampled_from(sorted(KEY_TYPES)), min_size=1, max_size=4, unique=True))
@@ -170,7 +171,7 @@ def like(found: Any, wanted: Any) -> Any:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(70, long=200))
 def test_json_says_what_the_row_says(data: st.DataObject) -> None:
     """Any types, nulls, slices: a JSON reader gets the row back, without its nulls."""
     names = data.draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=5, unique=True))

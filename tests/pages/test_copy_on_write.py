@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spe_adapter.pages.errors import FreezeCancelled, FreezeRefused
 from spe_adapter.pages.frozen import FrozenPages
 from spe_adapter.pages.manager import PageManager
 from spe_adapter.pages.page_table import RECORD_PAGES, SLOT_BITS
+from tests.support.examples import examples
 
 PAGES = 6
 PAGE_BYTES = 4096
@@ -130,6 +131,7 @@ class Interleaved:
 
 
 @given(data=st.data(), copies=st.integers(0, 2 * PAGES))
+@settings(max_examples=examples(50))
 def test_every_interleaving_gives_the_content_at_the_freeze(data: st.DataObject, copies: int) -> None:
     """Or FreezeCancelled, and the live pages are always what was last written."""
     both = Interleaved(data, copies)

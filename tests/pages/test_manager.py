@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from spe_adapter.pages.errors import FreezeCancelled, FreezeRefused, PagesDamaged, PagesFull, PagesRefused
 from spe_adapter.pages.frozen import FrozenPages
 from spe_adapter.pages.manager import PageManager, SetDescription, SetsCheckpoint
+from tests.support.examples import examples
 
 PAGE_BYTES = 4096
 MAX_PAGES = 64
@@ -179,7 +180,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(stateful_step_count=30)
+TestManager.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 def test_a_file_outlives_its_owner(tmp_path: Path) -> None:

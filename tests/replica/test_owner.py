@@ -33,7 +33,7 @@ from logstore.replica.registrations import (
     Prefix,
     StreamRegistration,
 )
-from logstore.replica.repair import Repair
+from logstore.replica.repair import Repair, RepairState
 
 A, B, C, D = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3"), Member("d", "disk4")
 OPENED = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
@@ -182,7 +182,7 @@ def test_a_repair_rests_when_another_host_has_the_copy() -> None:
     """A target that has failed may be asked again at a time that the repair names, and costs no tick until then."""
     copies, repair, live = replace(sealed(1, (A, B)), copies=3), Repair("s", 100, 1_000), (A, B, C, D)
     revision, now_ms, targets = 1, 0, []
-    while not repair.is_at_rest(revision, live):
+    while repair.state is not RepairState.IDLE or not repair.is_at_rest(revision, live):
         step = repair.tick(copies, revision, live, now_ms, is_urgent=False)
         if step.wanted is not None:
             copies, revision = step.wanted, revision + 1

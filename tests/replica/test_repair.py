@@ -6,10 +6,10 @@ import pytest
 
 from logstore.replica.copy_tokens import CopyGo, CopyTokens
 from logstore.replica.effects import Send
-from logstore.replica.messages import CopyChunk
+from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress
 from logstore.replica.placing import Placing
 from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
-from logstore.replica.repair import Repair
+from logstore.replica.repair import ORDERS_PER_TIMEOUT, Repair
 
 A, B, C, D = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3"), Member("d", "disk4")
 TIMEOUT_MS = 1_000
@@ -72,3 +72,68 @@ def test_a_host_that_is_awaited_brings_one_copy_back() -> None:
     wanted = repair.tick(registration, 1, (A, B, D), 0).wanted
     assert wanted is not None
     assert wanted.chunks[0].candidates == (again, D)
+
+
+class Ordered:
+    """A repair that has ordered a copy to `c` at time 0; orders are repeated after RESEND_MS."""
+
+    RESEND_MS = 100
+
+    def __init__(self) -> None:
+        self.live = (A, B, C)
+        sealed = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
+        sealed = sealed.rolled(Prefix(100, 10, 7), (A, B), (), (A, B))
+        self.repair = Repair("s", self.RESEND_MS, TIMEOUT_MS)
+        named = self.repair.tick(sealed, 1, self.live, 0).wanted
+        assert named is not None
+        self.named = named
+        self.repair.registered(0)
+        (self.order,) = self.orders(0)
+
+    def orders(self, now_ms: int) -> list[CopyChunk]:
+        """What a tick at a time orders."""
+        effects = self.repair.tick(self.named, 2, self.live, now_ms).effects
+        return [each.message for each in effects if isinstance(each, Send) and isinstance(each.message, CopyChunk)]
+
+    def progress(self, now_ms: int) -> None:
+        """The target is on its way."""
+        self.repair.receive(CopyProgress("s", 1, C, 50, self.order.revision), now_ms)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it needs no ticks before `wake_ms`."""
+        return self.repair.is_at_rest(2, self.live)
+
+
+def test_a_copy_that_is_made_costs_its_owner_no_ticks() -> None:
+    """The repair names the time at which the order is repeated, later when the target makes progress, and goes on with
+    the answer. It had fifty ticks a second for each copy.
+    """
+    ordered = Ordered()
+    assert (ordered.is_at_rest, ordered.repair.wake_ms) == (True, Ordered.RESEND_MS)
+    assert ordered.orders(Ordered.RESEND_MS - 1) == []
+    assert ordered.orders(Ordered.RESEND_MS) == [ordered.order]
+    assert ordered.repair.wake_ms == 2 * Ordered.RESEND_MS
+    ordered.progress(150)
+    assert (ordered.is_at_rest, ordered.repair.wake_ms) == (True, 150 + TIMEOUT_MS // ORDERS_PER_TIMEOUT)
+    assert ordered.orders(150 + TIMEOUT_MS // ORDERS_PER_TIMEOUT) == [ordered.order]
+    ordered.repair.receive(CopyDone("s", 1, C, ordered.order.end, ordered.order.revision), 500)
+    assert not ordered.is_at_rest
+    assert ordered.repair.tick(ordered.named, 2, ordered.live, 500).wanted is not None
+
+
+def test_a_silent_target_is_asked_once_more_before_it_is_given_up() -> None:
+    """The time of an owner at rest passes while its host stands still: what the target has said meanwhile is heard
+    first. One that says nothing then is given up, and the stream has no copy under way.
+    """
+    late_ms = 50 * TIMEOUT_MS
+    ordered = Ordered()
+    assert ordered.orders(late_ms) == [ordered.order]
+    ordered.progress(late_ms + 1)
+    again_ms = late_ms + 1 + TIMEOUT_MS // ORDERS_PER_TIMEOUT
+    assert ordered.orders(again_ms) == [ordered.order], "it was not given up"
+    silent_ms = late_ms + 2 + TIMEOUT_MS
+    assert ordered.orders(silent_ms) == [ordered.order]
+    assert ordered.orders(silent_ms + Ordered.RESEND_MS - 1) == []
+    assert ordered.orders(silent_ms + Ordered.RESEND_MS) == []
+    assert ordered.repair.wake_ms == silent_ms + Ordered.RESEND_MS + TIMEOUT_MS, "when it may be chosen again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import threading
@@ -15,6 +16,7 @@ import trio
 
 from logstore.access.entries import LedgerEntries
 from logstore.client.blocking import Client, parse_addresses
+from logstore.client.commands import followed_security_of
 from logstore.client.errors import SecurityFailed, Unavailable
 from logstore.client.security import ClientSecurity as Security
 from logstore.client.security import SaslSecurity
@@ -292,6 +294,37 @@ def test_users_of_a_sidecar_that_runs(secured: Secured, tmp_path: Path) -> None:
     assert gone.returncode == 1
     assert "there is no user 'dora=x,y'" in gone.stderr
     assert "hunter22" not in secured.sidecar.log() + added.stderr + again.stderr
+
+
+def test_a_program_that_runs_follows_its_login(secured: Secured, tmp_path: Path) -> None:
+    """Each new connection logs in with what the file has by then; a file that cannot be used, and one without a login,
+    leave the former one in use. What is logged in stays so.
+    """
+    where = ("--servers", secured.address("SASL_SSL"), "--command-config", str(command_config(secured, tmp_path / "c")))
+
+    def give(password: str) -> None:
+        added = cairn("user", "add", "fay", *where, text=f"{password}\n")
+        assert added.returncode == 0, added.stderr
+
+    give("first")
+    path = command_config(secured, tmp_path / "fay", "fay", "first")
+    security = followed_security_of(argparse.Namespace(command_config=path))
+    with Client(parse_addresses(secured.address("SASL_SSL")), limit_s=PATIENCE_S, security=security) as client:
+        for text in ("nonsense", "", "security.protocol=SSL\n"):
+            path.write_text(text)
+            client.close()
+            client.topics()
+        command_config(secured, path, "fay", "another")
+        client.topics()
+        give("another")
+        client.close()
+        client.topics()
+        give("third")
+        client.close()
+        with pytest.raises(SecurityFailed, match="invalid credentials"):
+            client.topics()
+    path.unlink()
+    assert repr(security).count("first") == 0
 
 
 def test_a_data_directory_in_use_is_refused(secured: Secured) -> None:

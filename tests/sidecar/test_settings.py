@@ -82,6 +82,13 @@ def test_defaults_are_enough() -> None:
     assert not config.log_as_json
 
 
+@pytest.mark.parametrize(("tail_mib", "unwritten_mib"), [(4, 3), (16, 12), (1_024, 12)])
+def test_what_no_chunk_has_takes_less_where_the_tail_does(tail_mib: int, unwritten_mib: int) -> None:
+    """Who sets the memory of the tail sets that of the batches beside it, which have a bound of their own too."""
+    store = settings_of("--data-dir", "data", "--tail-bytes", str(tail_mib << 20)).store
+    assert (store.tail_bytes, store.journal.max_unwritten_bytes) == (tail_mib << 20, unwritten_mib << 20)
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_setting_works_as_flag_and_in_the_file(tmp_path: Path, setting: Setting) -> None:
     """The same value by flag or by file makes the same configuration, one that differs from the default."""

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spe_adapter.state.files import StateEnvironment
@@ -14,6 +14,7 @@ from spe_adapter.state.segment import Tag
 from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Step, Windows, check_marks, note_of, windows_of
 from tests.state.history import big_history
+from tests.support.examples import examples
 
 LIMIT = 256 * 1024 * 1024
 SMALL = 40
@@ -254,6 +255,7 @@ class Course:
 
 
 @given(course=st.lists(epochs, max_size=6))
+@settings(max_examples=examples(40))
 def test_any_course_of_epochs(course: list[Epoch]) -> None:
     """Whatever attempts die where, whichever wins, and whatever memory forgets: every attempt starts from the winner's
     state, and few files remain.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spe_adapter.state.direct import Direct
@@ -13,6 +13,7 @@ from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import StateStore
 from spe_adapter.state.table import Table, WindowVersion
+from tests.support.examples import examples
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
 
@@ -207,6 +208,7 @@ windows_in_base = st.dictionaries(
 
 @pytest.mark.parametrize("kind", [Direct, Overlay])
 @given(windows=windows_in_base, steps=st.lists(steps, max_size=25))
+@settings(max_examples=examples(50))
 def test_a_store_is_a_dictionary_that_tells_what_changed(
     kind: type[Direct] | type[Overlay], windows: dict[Identity, Window], steps: list[tuple[str, list[Identity], Any]]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spe_adapter.state import kernels
@@ -20,6 +20,7 @@ from spe_adapter.state.layout import Layout
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.table import Table
 from tests.state.conftest import SCHEMA, Step, Windows, windows_of
+from tests.support.examples import examples
 
 LOOPS = ("insert_rows", "unlink_rows", "scatter_bytes")
 CAPACITY = 64
@@ -107,6 +108,7 @@ def run(table: Table, step: VersionStep) -> None:
 @given(
     before=windows, changed=windows, closed=st.sets(identities), crash_in=st.integers(0, 4), seed=st.integers(0, 2**32)
 )
+@settings(max_examples=examples(50))
 def test_a_torn_table_is_made_whole_by_the_same_step(
     before: Windows, changed: Windows, closed: set[tuple[bytes | None, int]], crash_in: int, seed: int
 ) -> None:

@@ -18,6 +18,7 @@ from spe_adapter.state.segment import CLEAN, Header, StateOwner, Tag
 from spe_adapter.state.storage import load_table
 from spe_adapter.state.table import Table, anonymous
 from tests.state.conftest import SCHEMA, Windows, batch_of, windows_of
+from tests.support.examples import examples
 
 CAPACITY = 1500
 SEED = 11
@@ -138,7 +139,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTouches = TableMachine.TestCase
-TestTouches.settings = settings(stateful_step_count=25)
+TestTouches.settings = settings(max_examples=examples(40), stateful_step_count=25)
 
 
 def test_values_that_change_in_place_are_copied_first() -> None:

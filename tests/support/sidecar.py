@@ -78,11 +78,19 @@ class Sidecar:
 
     def start(self) -> None:
         """Start it and wait until it says that it is ready. Raises RuntimeError with its log if it does not."""
+        self.begin()
+        self.wait_ready()
+
+    def begin(self) -> None:
+        """Start it, without waiting."""
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1", **self.environment}
         self._process = subprocess.Popen(
             self.command(), stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=environment
         )
-        stdout = self._process.stdout
+
+    def wait_ready(self) -> None:
+        """Wait until it says that it is ready. Raises RuntimeError with its log if it does not."""
+        stdout = self.process.stdout
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], PATIENCE_S)
         line = stdout.readline() if readable else ""

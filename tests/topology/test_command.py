@@ -11,8 +11,11 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import trio
 
 from logstore import cli
+from logstore.base.addresses import parse_address
+from scheduler.calibration.wire import ask
 from scheduler.topology import Topology
 from scheduler.topology.description import load_network, load_topology
 from tests.calibration.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
@@ -161,6 +164,32 @@ def test_bad_numbers_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> Non
         with pytest.raises(SystemExit):
             run("calibrate", PAPER, "-o", "out", f"{option}={value}")
         assert message in capsys.readouterr().err
+
+
+def test_an_agent_follows_its_token(tmp_path: Path) -> None:
+    """At SIGHUP it takes a new token, and the former one beside it; a file that is gone changes nothing."""
+    token = tmp_path / "token"
+    token.write_text("first secret\n")
+    command = cairn("agent", "--listen", "127.0.0.1:0", "--directory", tmp_path, "--token-file", token)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stderr is not None
+            address = parse_address(agent.stdout.readline().split()[3].rstrip(","))
+            token.write_text("another secret\n")
+            agent.send_signal(signal.SIGHUP)
+            line = next(line for line in agent.stderr if "secret" in line)
+            assert "event=secret_loaded of=token-file former_accepted_s=600" in line
+            token.unlink()
+            agent.send_signal(signal.SIGHUP)
+            line = next(line for line in agent.stderr if "secret" in line)
+            assert "event=secret_unusable of=token-file" in line
+            for secret in (b"first secret", b"another secret"):
+                assert "free_bytes" in trio.run(ask, address, secret, {"do": "hello"}, PATIENCE_S)
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(PATIENCE_S) == 130
+        finally:
+            agent.kill()
 
 
 def test_calibrate_on_loopback(tmp_path: Path) -> None:

@@ -443,6 +443,20 @@ def decode(kind: type[V], entry: Entry) -> V:
     return kind(**checked)
 
 
+def check_cluster(found: Entry | None, cluster_id: str) -> None:
+    """Take the entry of CLUSTER_KEY, or None: raises MetadataDamaged unless the store is this cluster's. What such a
+    store lacks was not removed by anybody of the cluster: the store was emptied, or is another one.
+    """
+    known = "" if found is None else decode(StoredCluster, found).cluster_id
+    if known != cluster_id:
+        whose = f"that of cluster {known}" if known else "that of no cluster"
+        raise MetadataDamaged(
+            f"the metadata store is {whose}, and this host belongs to cluster {cluster_id}: entries were deleted, or "
+            "another store is at this address. Nothing is deleted from disks and the tier: keep the data directories, "
+            "and restore the newest store"
+        )
+
+
 def _check_sizes(document: Mapping[str, Any]) -> None:
     """The limits of maps and of words, which their types do not have. Raises FieldError."""
     for name, limit in (("addresses", MAX_ADDRESSES), ("settings", MAX_SETTINGS)):

@@ -7,7 +7,9 @@ next coordinator hears of them from the hosts that have them.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from logstore.base.errors import FieldError
@@ -19,6 +21,8 @@ from logstore.replica.copy_tokens import CopyGo, CopyWish
 MAX_GOES: Final = 240
 MAX_WISHES: Final = 64
 """That a host tells at a time, the neediest: the plan has enough to choose from."""
+MAX_OF_A_TARGET: Final = 16
+"""Of these, to one host: it takes eight copies at a time at most, and all that is told is read at each change."""
 MAX_SOURCES: Final = 8
 VERSION: Final = 1
 _HOST: Final = String(64)
@@ -65,7 +69,7 @@ class Answer(NamedTuple):
 
 def told_fields(wishes: Mapping[str, CopyWish], held: Mapping[str, CopyGo]) -> Fields:
     """What a host wishes for, the neediest first, and what it makes."""
-    chosen = sorted(wishes.items(), key=lambda each: each[1].need)[:MAX_WISHES]
+    chosen = list(islice(_neediest(wishes), MAX_WISHES))
     return {
         "wishes": [
             {
@@ -80,6 +84,14 @@ def told_fields(wishes: Mapping[str, CopyWish], held: Mapping[str, CopyGo]) -> F
         ],
         "held": goes_fields(held.items()),
     }
+
+
+def _neediest(wishes: Mapping[str, CopyWish]) -> Iterator[tuple[str, CopyWish]]:
+    told = Counter[str]()
+    for stream, wish in sorted(wishes.items(), key=lambda each: each[1].need):
+        if told[wish.target] < MAX_OF_A_TARGET:
+            told[wish.target] += 1
+            yield stream, wish
 
 
 def read_told(fields: Mapping[str, object]) -> tuple[dict[str, CopyWish], dict[str, CopyGo]]:

@@ -109,6 +109,11 @@ class CopyPace:
         """Whether an append is under way here, or was a moment ago."""
         return self._appending > 0 or now_s - self._appended_s <= BESIDE_S
 
+    @property
+    def has_append_under_way(self) -> bool:
+        """Whether an append was given to the disk and has not ended."""
+        return self._appending > 0
+
     # ---- appends
 
     def append_begun(self, now_s: float) -> None:

@@ -10,7 +10,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.connected_socket import ConnectedSocket
-from logstore.cluster.links.hello import HEAD, body_bytes, check_hello, decode_hello, encode_hello, shown
+from logstore.cluster.links.hello import HEAD, Hello, body_bytes, check_hello, decode_hello, encode_hello, shown
 from logstore.cluster.links.peers import OwnEnd, Peer
 from logstore.cluster.links.sockets import receive_exactly
 from logstore.errors import LinkRefused
@@ -39,8 +39,8 @@ async def connect(own: OwnEnd, address: Address) -> ConnectedSocket:
     raise trouble or OSError(f"no connection within {own.settings.connect_s:g} s")
 
 
-async def greet(link: ConnectedSocket, own: OwnEnd, host: str, peer: Peer, *, for_calls: bool = False) -> None:
-    """Exchange hellos with a host. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
+async def greet(link: ConnectedSocket, own: OwnEnd, host: str, peer: Peer, *, for_calls: bool = False) -> Hello:
+    """Exchange hellos with a host; returns the host's. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
     hello = own.hello_to(host, for_calls=for_calls)
     with trio.move_on_after(own.settings.handshake_s):
         await link.handshake()
@@ -51,5 +51,5 @@ async def greet(link: ConnectedSocket, own: OwnEnd, host: str, peer: Peer, *, fo
         if found.me.host != host:
             raise LinkRefused(f"at {peer.address} is host {shown(found.me.host)}, not {host!r}")
         check_hello(hello, found, peer.disk)
-        return
+        return found
     raise OSError(f"no hello within {own.settings.handshake_s:g} s")

@@ -31,13 +31,16 @@ MAX_BYTES: Final = 2048
 MAX_SHOWN: Final = 300
 STRANGER: Final = " is not a member that "
 """In the refusal of a host that is reached, by one that does not know it as a member; part of the protocol."""
+DEALS: Final = 1
+"""A bit of what a host knows: who should own which stream (`logstore.cluster.members.deal`)."""
 _VERSIONS: Final = struct.Struct(">HH")
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """What an end of a link says. `peer`: the host that it means. `oldest`, `newest`: the versions that it speaks.
-    `for_calls`: calls and their answers follow, not messages of replication.
+    `for_calls`: calls and their answers follow, not messages of replication. `deals`: the host
+    deals streams as this version does; one that says nothing of that claims them by the hash alone.
     """
 
     cluster: str
@@ -46,6 +49,7 @@ class Hello:
     oldest: int = VERSION
     newest: int = VERSION
     for_calls: bool = False
+    deals: bool = True
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -54,6 +58,7 @@ def encode_hello(hello: Hello) -> bytes:
     if max(map(len, names)) > MAX_NAME_BYTES:
         raise LinkRefused(f"a cluster, host or disk of {max(map(len, names))} bytes: at most {MAX_NAME_BYTES}")
     body = _VERSIONS.pack(hello.oldest, hello.newest) + b"".join(bytes((len(name),)) + name for name in names)
+    body += bytes((DEALS if hello.deals else 0,))
     return HEAD.pack(CALLS if hello.for_calls else HELLO, len(body), crc32c(body)) + body
 
 
@@ -94,8 +99,8 @@ def decode_hello(data: bytes) -> Hello:
     if at > size:
         raise MalformedMessage(f"a hello of {size} bytes ends inside a name")
     cluster, host, disk, peer = names
-    # A later version may add what follows.
-    return Hello(cluster, Member(host, disk), peer, oldest, newest, magic == CALLS)
+    knows = body[at] if at < size else 0  # earlier versions end here, and a later one may add what follows
+    return Hello(cluster, Member(host, disk), peer, oldest, newest, magic == CALLS, bool(knows & DEALS))
 
 
 def agreed_version(own: Hello, found: Hello) -> int:

@@ -111,6 +111,13 @@ class HostLinks:
         link = self._outgoing.get(host)
         return link is not None and link.is_stranger
 
+    def deals(self, host: str) -> bool | None:
+        """Whether the host deals streams as this one does; None: it was not asked yet."""
+        if host == self._own.me.host:
+            return True
+        link = self._outgoing.get(host)
+        return None if link is None else link.deals
+
     @property
     def counts(self) -> Mapping[str, LinkCounts]:
         """What went over the links since the start, by host."""

@@ -49,6 +49,8 @@ class OutgoingLink:
         self.is_up = False
         self.is_stranger = False
         """The host can be reached, and takes nothing because it does not know this one as a member."""
+        self.deals: bool | None = None
+        """What the host's last hello says of that; None: there was none."""
         self._queue: deque[tuple[list[Buffer], int]] = deque()
         self._bulk: deque[tuple[list[Buffer], int]] = deque()
         self._queued_bytes = self._bulk_bytes = 0
@@ -157,7 +159,7 @@ class OutgoingLink:
             self._note_trouble(peer, error.strerror or str(error))
             return None
         try:
-            await greet(link, self._own, self.host, peer)
+            self.deals = (await greet(link, self._own, self.host, peer)).deals
             since_s = trio.current_time()
             await self._serve(link, peer)
             return trio.current_time() - since_s

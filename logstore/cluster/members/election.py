@@ -1,11 +1,11 @@
-"""Which hosts should own a stream, hold its chunks, and claim it when its owner is gone; no I/O, no clock of its own.
+"""Which hosts should hold a stream's chunks, and when a host claims a stream whose owner is gone; no I/O, no clock of
+its own. Who should own it, `logstore.cluster.members.deal` says.
 
 Invariants:
 * Safety never depends on what is decided here: a claim is a swap, and two hosts that claim at once are told apart by it
   (`logstore.replica.owner`). An order only saves work.
 * Every host computes the same order from the same members, without asking. Orders are by rendezvous hash, so a host
   that comes or goes moves only what it has, and streams spread in proportion to what hosts' disks take.
-* A host that holds the last chunk claims before those that do not: it can go on alone.
 """
 
 from collections.abc import Container, Mapping
@@ -28,9 +28,9 @@ MIN_COPIES_SETTING: Final = "min.insync.replicas"
 
 
 def preferred(stream: str, hosts: Mapping[str, schema.StoredMember]) -> list[str]:
-    """Hosts in the order in which they should own the stream: as many streams as is in proportion to their disks."""
+    """Hosts in an order of their own for each stream: first in as many as is in proportion to their disks."""
     rates = disk_rates(hosts)
-    return sorted(hosts, key=lambda host: (_score(stream, host) / rates[host], host))
+    return sorted(hosts, key=lambda host: (hash_score(stream, host) / rates[host], host))
 
 
 def disk_rates(hosts: Mapping[str, schema.StoredMember]) -> dict[str, float]:
@@ -43,7 +43,7 @@ def disk_rates(hosts: Mapping[str, schema.StoredMember]) -> dict[str, float]:
 
 
 @lru_cache(maxsize=KEPT_SCORES)
-def _score(stream: str, host: str) -> float:
+def hash_score(stream: str, host: str) -> float:
     """A time of an exponential distribution: the smallest one, each divided by a rate, is a host's as often as is in
     proportion to the rates (weighted rendezvous hashing).
     """
@@ -51,24 +51,25 @@ def _score(stream: str, host: str) -> float:
     return -log((drawn + 1) / (1 << 64))
 
 
-def claim_rank(
+def holders(head: StreamHead | None, live: Mapping[str, schema.StoredMember]) -> set[str]:
+    """The members of the open chunk that live, each on its disk."""
+    chunk = head.open_chunk if head is not None else None
+    members = chunk.members if chunk is not None else ()
+    return {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
+
+
+def hash_order(
     stream: str,
-    me: str,
     head: StreamHead | None,
     live: Mapping[str, schema.StoredMember],
     leaving: Container[str] = frozenset(),
-) -> int | None:
-    """How many hosts should claim the stream before this one; None if this one should not, because it does not live.
+) -> list[str]:
+    """The hosts in the order in which those of earlier versions claim a stream: a host that comes first claims it.
 
     The members of the open chunk come first, each on its disk, then all others; behind all of them those that leave.
     """
-    if me not in live:
-        return None
-    chunk = head.open_chunk if head is not None else None
-    members = chunk.members if chunk is not None else ()
-    holders = {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
-    order = sorted(preferred(stream, live), key=lambda host: (host in leaving, host not in holders))
-    return order.index(me)
+    holding = holders(head, live)
+    return sorted(preferred(stream, live), key=lambda host: (host in leaving, host not in holding))
 
 
 def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.StoredMember]) -> bool:

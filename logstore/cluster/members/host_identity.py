@@ -6,9 +6,11 @@ directory, with the cluster's id; docs/format.md has both.
 
 Invariants:
 * A label counts one start more than the register at most: a start that ended between its two writes is counted again
-  with the same number. A label that is further ahead shows a metadata store that was set back, and is refused.
-* The first start of a disk takes its two writes twice, and counts as two. So a label of one start is that of a disk
-  that has never been in use; one of more starts, of which the register knows nothing, was removed with its host.
+  with the same number. A label that is further ahead is refused.
+* Each start takes its two writes twice, and counts as two. So a label that is one ahead of the register is that of a
+  start which served nobody, and one that is further ahead shows that the store was set back, were it by one start. A
+  label of 1 is that of a disk that has never been in use; one of more, of which the register knows nothing, was removed
+  with its host.
 * A disk that this start has brought into use, and with which the host was no member yet, is new: where its entry is
   removed meanwhile, with those of the host's disks before, it is put again, here and at the joining (`membership`).
 * A host that is refused because others have its name or number leaves nothing behind: `give_back_identity` takes back
@@ -73,6 +75,8 @@ class HostIdentity:
     label: DiskLabel
     was_empty: bool = False
     """Whether this start found no label, so that nothing of the disk is older than it."""
+    is_first_life: bool = False
+    """Whether this start has brought the disk into use: no host was a member with it before."""
 
     @property
     def host(self) -> str:
@@ -88,11 +92,6 @@ class HostIdentity:
     def owner_id(self) -> OwnerId:
         """The host as the owner of streams."""
         return self.label.owner_id
-
-    @property
-    def is_first_life(self) -> bool:
-        """Whether this start has brought the disk into use: no host was a member with it before."""
-        return self.label.starts == STARTS_IN_USE
 
     @property
     def disk_entry(self) -> Entry:
@@ -115,7 +114,7 @@ async def establish_identity(
     InvalidMetadataCall for a name that no host may have.
     """
     schema.member_key(host)
-    start = f"{random.getrandbits(64):016x}"
+    start = _Start(f"{random.getrandbits(64):016x}")
     disk, was_empty = _Disk(fs, posixpath.join(directory, LABEL_FILE)), not fs.exists(LABEL_FILE)
     while True:
         try:
@@ -141,6 +140,23 @@ async def give_back_identity(store: MetadataStore, fs: FileSystem, identity: Hos
             await store.commit(Transaction((Condition(key, found.entry_revision),), (Delete(key),)))
 
 
+@dataclass(slots=True)
+class _Start:
+    """This start. `first`: the number of the first label that it has written; 0: none yet."""
+
+    name: str
+    first: int = 0
+
+    @property
+    def is_first_life(self) -> bool:
+        """Whether no start before it was completed."""
+        return self.first <= STARTS_IN_USE
+
+    def is_made(self, label: DiskLabel) -> bool:
+        """Whether both writes were taken twice, if the register has this label."""
+        return label.start == self.name and label.starts > self.first > 0
+
+
 class _Disk(NamedTuple):
     """Where the label lies; `label_path` is what errors call it."""
 
@@ -148,26 +164,29 @@ class _Disk(NamedTuple):
     label_path: str
 
 
-async def _establish(store: MetadataStore, disk: _Disk, fresh: DiskLabel, start: str, random: Random) -> HostIdentity:
+async def _establish(
+    store: MetadataStore, disk: _Disk, fresh: DiskLabel, start: _Start, random: Random
+) -> HostIdentity:
     path, stored = disk.label_path, _read_label(disk)
     cluster_id = await _cluster_id(store, stored, random, path)
     while True:
         label = stored.label if stored is not None else fresh
         found = await store.get(schema.disk_key(label.disk))
         registered = _registered(label.disk, found.entry)
-        is_written = registered == label and label.start == start
-        if is_written and label.starts >= STARTS_IN_USE:
-            return HostIdentity(cluster_id, label)
+        is_written = registered == label and label.start == start.name
+        if is_written and start.is_made(label):
+            return HostIdentity(cluster_id, label, is_first_life=start.is_first_life)
         label = _judged(fresh.host, stored, label, registered, start, path)
-        if is_written or label.start != start:
+        if is_written or label.start != start.name:
             starts = registered.starts if registered is not None else 0
-            label = DiskLabel(label.disk, label.host, starts + 1, start)
+            label = DiskLabel(label.disk, label.host, starts + 1, start.name)
+            start.first = start.first or label.starts
             stored = _StoredLabel(cluster_id, label)
             write_label(disk.fs, cluster_id, label)
         key = schema.disk_key(label.disk)
         transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, _register_of(label)),))
-        if isinstance(await store.commit(transaction), Committed) and label.starts >= STARTS_IN_USE:
-            return HostIdentity(cluster_id, label)
+        if isinstance(await store.commit(transaction), Committed) and start.is_made(label):
+            return HostIdentity(cluster_id, label, is_first_life=start.is_first_life)
 
 
 def _register_of(label: DiskLabel) -> bytes:
@@ -175,7 +194,7 @@ def _register_of(label: DiskLabel) -> bytes:
 
 
 def _judged(
-    host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None, start: str, path: str
+    host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None, start: _Start, path: str
 ) -> DiskLabel:
     """The label to go on with, in this start. Raises DiskRefused."""
     verdict = judge_disk(host, label if stored is not None else None, registered)
@@ -189,11 +208,11 @@ def _judged(
     if verdict is DiskVerdict.OLD_COPY:
         starts = registered.starts if registered is not None else 0
         raise DiskRefused(
-            f"{path}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
+            f"{path}: disk {label.disk} has had start number {starts}, and this is a copy from its start number "
             f"{label.starts}; use the disk itself, or give the host an empty directory"
         )
     if registered is None and label.starts >= STARTS_IN_USE:
-        if label == DiskLabel(label.disk, host, STARTS_IN_USE, start):
+        if label.start == start.name and start.is_first_life:
             return label  # the entry of its first start was removed since, with those of the host's disks before
         raise DiskRefused(
             f"{path}: disk {label.disk} has been in use, but the metadata store does not know it: if the host "
@@ -202,7 +221,7 @@ def _judged(
         )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(
-            f"{path}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "
+            f"{path}: disk {label.disk} has had start number {label.starts}, and the metadata store knows of number "
             f"{registered.starts if registered is not None else 0}: an older copy of the store was restored; "
             "restore the newest copy"
         )
@@ -228,7 +247,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
         what = f"that of cluster {found}" if found else "empty"
         raise WrongCluster(
             f"{path}: the data directory belongs to cluster {stored.cluster_id}, the metadata store is {what}; "
-            "give the URL of the right one, or an empty directory"
+            "give the URL of the right one, or restore it; an empty directory only if that cluster is given up"
         )
     return found
 

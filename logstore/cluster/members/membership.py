@@ -8,6 +8,7 @@ Invariants:
   waits for, for the time of some leases, and then ends with HostNameTaken or NodeIdTaken. If another process has
   started the disk since, it has a copy of it: this one ends with DiskRefused. So does a host that was removed while it
   was away: its disk would be refused at the next start, with all that it had taken until then.
+  If the whole store is not this cluster's any more, nobody has removed the host: it goes on, and says what is wrong.
 * The entry of the disk is put anew by the transaction that makes the host a member, on the condition that it is as it
   was read: a disk that is forgotten has no member, and who forgets one sees that a host has joined with it since
   (`logstore.cluster.members.departures`).
@@ -247,13 +248,15 @@ class Membership:
 
     async def _own_disk(self) -> Entry:
         """The entry of the disk, or what it is to be. Raises DiskRefused if the disk was started again since, by
-        another process, or was removed with its host.
+        another process, or was removed with its host, and MetadataDamaged if the whole store is not this cluster's.
         """
         label = self._identity.label
         entry = (await self._store.get(schema.disk_key(label.disk))).entry
-        if entry is None and self._is_new:
-            return self._identity.disk_entry
         if entry is None:
+            cluster = await self._store.get(schema.CLUSTER_KEY)
+            schema.check_cluster(cluster.entry, self._identity.cluster_id)
+            if self._is_new:
+                return self._identity.disk_entry
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} is no longer known: the host was removed from the "
                 "cluster while it was away; give it an empty directory"

@@ -69,6 +69,11 @@ def topic_id_of(stream: str) -> str:
     return stream.partition("/")[0]
 
 
+def partition_of(stream: str) -> int:
+    """The number of a replicated stream in its topic."""
+    return int(stream.rpartition("/")[2])
+
+
 class ClusterView:
     """See the module. `run` must run for it to have anything.
 

@@ -24,7 +24,7 @@ from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.tiered_producers import founded_on, replay_stored
 from logstore.engine import StoreEngine
-from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
+from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk, NotLeader
 from logstore.format.batch import BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.control import known_type
 from logstore.format.tiered_chunk import TieredChunk
@@ -314,6 +314,18 @@ class ChunkReads:
         if chunk is None or chunk.is_tiered_alone or self._local(stream, chunk, before_offset - 1) is not None:
             return False
         return self._owners.answering(chunk) is Answering.LATE
+
+    def is_elsewhere(self, stream: ReplicatedStream, offset: int) -> bool:
+        """Whether a read at an offset waits for the answer of another host."""
+        if not stream.is_readable or offset >= stream.high_watermark:
+            return False
+        try:
+            chunk = stream.registration.chunk_at(offset)
+        except NotLeader:
+            return False
+        if chunk is None or chunk.is_tiered_alone or self._local(stream, chunk, offset) is not None:
+            return False
+        return self._owners.answering(chunk) is Answering.AT_ONCE
 
     def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
         """This host's copy of a chunk, if it has the offset."""

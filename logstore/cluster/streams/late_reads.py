@@ -74,13 +74,15 @@ class LateReads:
             raise ChunkUnreachable(f"{stream.name}: no host that has the chunk from {chunk.base_offset} on answers")
         if late is not None:
             return None
-        if answering is Answering.AT_ONCE and patience.left_s > 0:
-            begun_s = trio.current_time()
+        begun_s = trio.current_time()
+        left_s = patience.left_at(begun_s)
+        if answering is Answering.AT_ONCE and left_s > 0:
+            patience.begin(begun_s)
             try:
-                with trio.move_on_after(min(LATE_S, patience.left_s)):
+                with trio.move_on_after(min(LATE_S, left_s)):
                     return await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
             finally:
-                patience.took(trio.current_time() - begun_s)
+                patience.end(trio.current_time())
         self._begin(place, stream, chunk, max_bytes)
         return None
 

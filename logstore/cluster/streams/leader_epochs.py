@@ -132,14 +132,15 @@ class LeaderEpochs:
 
     async def _read(self, stream: ReplicatedStream, offset: int, patience: ReadPatience) -> int:
         begun_s = trio.current_time()
+        patience.begin(begun_s)
         try:
-            with trio.move_on_after(patience.left_s):
+            with trio.move_on_after(patience.left_at(begun_s)):
                 found = await self._reads.read(stream, offset, 1)
                 return parse_header(found.buffers[0]).partition_leader_epoch if found.buffers else NO_LEADER_EPOCH
         except (CairnError, OSError):
             return NO_LEADER_EPOCH  # whoever reads the records there is told why they cannot be read
         finally:
-            patience.took(trio.current_time() - begun_s)
+            patience.end(trio.current_time())
         return NO_LEADER_EPOCH
 
 

@@ -4,7 +4,7 @@ a topic that is gone. One by one, each would cost a request of the metadata stor
 Invariants:
 * What is found is what reads of single streams would find. A registration counts if its head has not changed while the
   entries of its chunks were read. A stream counts as gone if nothing of its whole topic is registered, and the topic is
-  not known here.
+  not known here, and the metadata store is still that of this cluster.
 * What is not found so is asked for one by one (`registration_requests`): what changes meanwhile, what cannot be
   decoded, all of it if the metadata store is away.
 * Bounded: MAX_ENTRIES chunks are read at a time, in pages; streams behind them are asked for one by one.
@@ -165,6 +165,8 @@ class ManyRegistrations:
         """The streams of a topic, if nothing of it is registered. Raises MetadataError."""
         topic_id = topic_id_of(next(iter(streams)))
         for prefix in (schema.STREAMS, schema.CHUNKS):
-            if (await self._store.page(f"{prefix}{topic_id}/", limit=1)).entries:
+            page = await self._store.page(f"{prefix}{topic_id}/", limit=1, beside=schema.CLUSTER_KEY)
+            if page.entries:
                 return []
+            self._requests.registrations.check_cluster(page.beside)
         return [RegistrationRead(stream, ABSENT, None) for stream in streams]

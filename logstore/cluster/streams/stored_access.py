@@ -10,6 +10,8 @@ Invariants:
   place of all others. That is a condition of each transaction too.
 * What cannot be read may be what forbids: while any entry is damaged, `is_damaged` is true, and those who decide refuse
   everybody but super users.
+* HEAD is never deleted here. A store from which it goes was emptied, or is another one: users and lists went with it by
+  nobody's decision, so that counts as damage too.
 * At most MAX_ACCESS_BYTES lie in the store, whatever the numbers of users, lists and quotas allow.
 
 An entry's key is `access/` and the SHA-256 of its own key, because names may be long and in any script.
@@ -217,6 +219,11 @@ class StoredAccess:
             self.size_bytes += self._sizes[key]
         if key != HEAD:
             self._tell(key, entry, None)
+        elif entry is not None:
+            self._damaged.pop(key, None)
+        else:
+            self._damaged[key] = "it was deleted, with what it orders: restore the newest store"
+            self._report(METADATA_ENTRY_DAMAGED, key=key, error=self._damaged[key])
 
     def _tell(self, key: str, entry: Entry | None, followers: list[EntryChanged] | None) -> None:
         """Tell these followers, or all that follow the entry, and note whether it can be read."""

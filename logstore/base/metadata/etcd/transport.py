@@ -12,6 +12,9 @@ Invariants:
 * Answers of another cluster than the first answer's are refused.
 * Answers are bounded (`connections`), connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * No setting of the environment is used, such as a proxy.
+* Of several calls that need a login at an endpoint at the same time, one logs in, and the others get its result: for
+  etcd a login costs as much as thousands of calls. Its time limit doubles with each round of logins that failed.
+* A token is given up only by a call that was refused with it.
 * A new connection uses the certificates that were loaded last (`EtcdTransport.tls`). Existing connections stay, so
   watches and leases are not interrupted.
 """
@@ -93,6 +96,15 @@ class AttemptFailed(Exception):
         self.made_perhaps = made_perhaps
 
 
+class _LoginUnderWay:
+    """A login at one endpoint. `is_made` and `failure` say how it ended; neither: who made it gave up."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.is_made = False
+        self.failure: AttemptFailed | MetadataRefused | None = None
+
+
 class EtcdClients(NamedTuple):
     """Connections: for calls, for streams, and for calls about leases."""
 
@@ -138,6 +150,9 @@ class EtcdTransport:
         self._current = 0
         self._token = ""
         self._without_users = False
+        self._logins: dict[str, _LoginUnderWay] = {}
+        self._logins_failed = 0
+        """Since one was made."""
         self._cluster_id = ""
         self._alive_s: dict[str, float] = {}
         self._failed = trio.Event()
@@ -147,6 +162,11 @@ class EtcdTransport:
     def endpoint(self) -> str:
         """The endpoint to ask first."""
         return self.settings.endpoints[self._current]
+
+    @property
+    def token(self) -> str:
+        """What requests are sent with at present; "" before a login."""
+        return self._token
 
     async def call(self, path: str, body: Json, *, repeatable: bool = True) -> Json:
         """The answer to a call.
@@ -235,6 +255,7 @@ class EtcdTransport:
         """The beginning of a streamed answer, which the caller ends. Raises AttemptFailed, and what `call` raises."""
         await self._login(endpoint)
         call, limit_s, time = _Call(path, body, self._clients.streams), self.limits.limit_s(), AttemptTime()
+        token = self._token
         exchange, is_begun = call.connections.exchange(endpoint), False
         try:
             await self._send(exchange, endpoint, call, time, limit_s)
@@ -252,7 +273,7 @@ class EtcdTransport:
                 await exchange.end()
         error = _error(endpoint, status, data)
         if _wants_login(error):
-            self.forget_login()
+            self.forget_login(token)
         raise self._judged(endpoint, error)
 
     def check_cluster(self, endpoint: str, header: AnswerHeader) -> None:
@@ -265,9 +286,12 @@ class EtcdTransport:
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
 
-    def forget_login(self) -> bool:
-        """Log in again before the next request: etcd wants a user, or another token. False: there is no user."""
-        self._token, self._without_users = "", False
+    def forget_login(self, token: str) -> bool:
+        """Log in again before the next request, unless that was done since: etcd wants a user, or another token than
+        this one. False: there is no user.
+        """
+        if token == self._token:
+            self._token, self._without_users = "", False
         return bool(self.settings.user)
 
     def failed(self, endpoint: str, why: str) -> None:
@@ -297,7 +321,7 @@ class EtcdTransport:
         """One try at one endpoint; a token that is no longer valid is renewed once."""
         for last_try in (False, True):
             await self._login(endpoint)
-            begun_s = trio.current_time()
+            begun_s, token = trio.current_time(), self._token
             status, data = await self._ask(endpoint, call, limit_s)
             try:
                 if status != HTTP_OK:
@@ -307,7 +331,7 @@ class EtcdTransport:
             except BadAnswer as error:
                 raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=True) from error
             except EtcdError as error:
-                if _wants_login(error) and not last_try and self.forget_login():
+                if _wants_login(error) and not last_try and self.forget_login(token):
                     continue
                 raise self._judged(endpoint, error) from error
             if not call.is_lease:  # any other answer shows that a majority of the members is there
@@ -352,14 +376,41 @@ class EtcdTransport:
             raise AttemptOver
 
     async def _login(self, endpoint: str) -> None:
-        """Get a token if there is a user. Raises AttemptFailed, MetadataRefused."""
-        if not self.settings.user or self._token or self._without_users:
-            return
+        """Get a token if there is a user, or hear how another call gets it. Raises AttemptFailed, MetadataRefused."""
+        while self.settings.user and not self._token and not self._without_users:
+            login = self._logins.get(endpoint)
+            if login is None:
+                await self._log_in_for_all(endpoint)
+                return
+            await login.over.wait()
+            if isinstance(login.failure, AttemptFailed):
+                raise AttemptFailed(str(login.failure), made_perhaps=False)
+            if login.failure is not None:
+                raise MetadataRefused(str(login.failure))
+            if login.is_made:
+                return
+
+    async def _log_in_for_all(self, endpoint: str) -> None:
+        """Log in, and tell the others how that ended. Raises AttemptFailed, MetadataRefused."""
+        login = self._logins[endpoint] = _LoginUnderWay()
+        self._logins_failed += 1
+        try:
+            await self._log_in(endpoint, (self._logins_failed - 1) // len(self.settings.endpoints))
+            login.is_made, self._logins_failed = True, 0
+        except (AttemptFailed, MetadataRefused) as failure:
+            login.failure = failure
+            raise
+        finally:
+            del self._logins[endpoint]
+            login.over.set()
+
+    async def _log_in(self, endpoint: str, rounds: int) -> None:
+        """Ask for a token, behind so many rounds of logins that failed. Raises AttemptFailed, MetadataRefused."""
         password = self.settings.password
         body = {"name": self.settings.user, "password": password() if callable(password) else password}
         try:
             call = _Call("auth/authenticate", body, self._clients.calls)
-            status, data = await self._ask(endpoint, call, self.limits.limit_s())
+            status, data = await self._ask(endpoint, call, self.limits.limit_s(rounds))
             if status != HTTP_OK:
                 raise _error(endpoint, status, data)
             self._token = token_of(data)

@@ -60,6 +60,8 @@ class EtcdWatch:
         self._end: Compacted | None = None
         self._refused = False
         """The last connection was refused."""
+        self._token = ""
+        """With which it was opened."""
 
     async def receive(self) -> Changes:
         """See Watch."""
@@ -96,6 +98,7 @@ class EtcdWatch:
         self._endpoint = transport.endpoint
         body = watch_request(self._namespace + self._prefix, max(self._position, 1))
         self._connection = connection = _WatchConnection(await transport.open_stream(self._endpoint, "watch", body))
+        self._token = transport.token
         answer = None
         with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
@@ -141,7 +144,7 @@ class EtcdWatch:
             raise self._end
         if any(word in answer.cancelled for word in LOGIN_WORDS):
             # Perhaps a token that has ended, so it is tried once more with a new one.
-            if self._refused or not self._transport.forget_login():
+            if self._refused or not self._transport.forget_login(self._token):
                 raise MetadataRefused(
                     f"etcd refuses to let {self._namespace + self._prefix!r} be watched: {answer.cancelled}; "
                     f"give a user with rights on {self._namespace!r}"

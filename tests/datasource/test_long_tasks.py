@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+import signal
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -28,8 +28,6 @@ from tests.continuous.fragments import parse
 from tests.continuous.processes import WINDOW, as_text, expected, produce
 from tests.foreign_clients.broker import eventually
 from tests.support.limits import PATIENCE_S
-from tests.support.sidecar import Sidecar
-from tests.support.spark_session import start_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
@@ -37,21 +35,6 @@ PARTITIONS = 2
 RECORDS = 6_000
 
 Rows = list[tuple[bytes, int]]
-
-
-@pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar process."""
-    with Sidecar(tmp_path / "sidecar") as running:
-        yield running
-
-
-@pytest.fixture
-def spark(tmp_path: Path) -> Iterator[SparkSession]:
-    """A small Spark."""
-    session = start_spark(tmp_path / "spark")
-    yield session
-    session.stop()
 
 
 def routed(rows: Rows) -> list[Rows]:
@@ -82,44 +65,52 @@ class Reader:
         self._consumer.close()
 
 
-def workers() -> list[psutil.Process]:
-    """Spark's Python workers: what the daemon has forked."""
-    parents: dict[psutil.Process, int] = {}
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # one that is gone is a zombie for a while
-            if "pyspark.daemon" in " ".join(process.cmdline()):
-                parents[process] = process.ppid()
-    daemons = {process.pid for process in parents}
-    return [process for process, parent in parents.items() if parent in daemons]
+def noted(directory: str, driver: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A step that tells which process it runs in; the driver tries steps, too, when it plans."""
+    if os.getpid() != driver:
+        Path(directory, str(os.getpid())).touch()
+    return batch
 
 
-def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, spark: SparkSession) -> None:
-    """Two partitions, three times more input; between, all Python workers are killed. At last the query is stopped."""
+def kill_workers(directory: Path) -> None:
+    """Kill the workers that are at work, and no others: Spark believes of idle ones that they live."""
+    pids = [int(path.name) for path in directory.iterdir()]
+    assert len(pids) >= PARTITIONS
+    for pid in pids:
+        with suppress(ProcessLookupError):  # one that has failed is gone
+            os.kill(pid, signal.SIGKILL)
+        (directory / str(pid)).unlink()
+
+
+def test_killed_workers_are_replaced_and_the_output_is_exact(
+    spark: SparkSession, address: str, topic: str, tmp_path: Path
+) -> None:
+    """Two partitions, three times more input; between, all its Python workers are killed. At last the query is
+    stopped.
+    """
     chance = random.Random(11)
     rows = [(b"key-%d" % min(int(chance.paretovariate(0.4)), 300), chance.randint(0, 999)) for _ in range(RECORDS)]
     parts = routed(rows)
-    with Client(parse_addresses(sidecar.address)) as client:
-        client.create_topic("in", PARTITIONS, {"retention.ms": "-1"})
+    source, target = f"{topic}-in", f"{topic}-out"
+    with Client(parse_addresses(address)) as client:
+        client.create_topic(source, PARTITIONS, {"retention.ms": "-1"})
     operator = Aggregate(Counting(WINDOW), total=agg.sum("v"), last=agg.last("v"))
-    fragment = Fragment("spark", (TopicSource("in", (parse, as_text)),), ("k",), operator, "out", check_keys=True)
+    steps = (parse, as_text, partial(noted, str(tmp_path), os.getpid()))
+    fragment = Fragment("spark", (TopicSource(source, steps),), ("k",), operator, target, check_keys=True)
     limits = EpochLimits(epoch_records=100, epoch_ms=20, run_records=50)
-    query = on_spark(spark, fragment, Options(sidecar.address, partial(Targets, 200, 500), limits))
-    readers = [Reader(sidecar.address, "out", number) for number in range(PARTITIONS)]
+    query = on_spark(spark, fragment, Options(address, partial(Targets, 200, 500), limits))
+    readers = [Reader(address, target, number) for number in range(PARTITIONS)]
     try:
         for third in range(1, 4):
             for number, part in enumerate(parts):
                 share = len(part) // 3
                 end = len(part) if third == 3 else third * share
-                produce(sidecar.address, "in", part[(third - 1) * share : end], partition=number)
+                produce(address, source, part[(third - 1) * share : end], partition=number)
                 readers[number].read_to(len(expected(part[:end])))
             assert query.is_active
             eventually(lambda: query.running_tasks == PARTITIONS)  # Spark counts behind the events
             if third < 3:
-                killed = workers()
-                assert len(killed) >= PARTITIONS
-                for worker in killed:
-                    with suppress(psutil.NoSuchProcess):  # one without a task may end by itself
-                        worker.kill()
+                kill_workers(tmp_path)
         for number, part in enumerate(parts):
             assert readers[number].read == expected(part)
     finally:

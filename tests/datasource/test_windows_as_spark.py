@@ -68,7 +68,7 @@ def ours(world: World) -> Counter[str]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_results_are_those_of_spark(world: World, tmp_path: Path, kind: str) -> None:
     """Byte for byte, after each step: rows in any order, late ones, bursts of batches, pauses."""
-    frame = world.frame(30).withColumn("price", (sf.col("amount") / 7).cast("decimal(12, 4)"))
+    frame = world.frame(60).withColumn("price", (sf.col("amount") / 7).cast("decimal(12, 4)"))
     operator = Aggregate(
         KINDS[kind][0],
         n=agg.count(),

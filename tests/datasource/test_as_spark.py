@@ -81,7 +81,7 @@ def test_windows_are_those_of_spark(world: World, tmp_path: Path, slide: str, co
     kind = Tumbling("6 seconds", time="ts", delay="2 seconds")
     window = kind if slide == "6 seconds" else Sliding("6 seconds", slide, time="ts", delay="2 seconds")
     operator = aggregates.Aggregate(window, n=agg.count(), total=agg.sum("amount"), mean=agg.avg("amount"))
-    frame = world.frame(30)
+    frame = world.frame(60)
     reference = Reference(frame, slide, tmp_path / "reference")
     query = world.start(world.over(frame, operator).option("combine", combine))
     try:

@@ -1,0 +1,135 @@
+"""The metadata store of a cluster is emptied, or is another cluster's, while hosts run: they lose nothing by it."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from string import ascii_lowercase
+
+import pytest
+import trio
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataDamaged
+from logstore.base.metadata.interface import DeletePrefix, Entry, MetadataStore, Put, Transaction
+from logstore.cluster.members.membership import MembershipState
+from logstore.cluster.streams.stored_access import HEAD
+from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE, REPLICAS_REMOVED
+from logstore.kafka.api_types import Caller
+from logstore.replica.register import ReadRegistration
+from logstore.replica.stored_registrations import StoredRegistrations
+from logstore.testing.metadata_contract import committed
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.cluster.memory import MemoryCluster, simulated
+from tests.cluster.test_stored_access import ALICE, READ_T, ROOT, Host, settled, until, with_two_hosts
+from tests.support.virtual_time import run_virtual
+
+BOB = Caller("", "::1", "", 0, "User:bob")
+OTHER = schema.encode(schema.StoredCluster(cluster_id="other"))
+
+
+async def empty(store: MetadataStore) -> tuple[Entry, ...]:
+    """Delete every entry at once, as `etcdctl del /cairn/ --prefix` does; returns them."""
+    entries = (await store.page("")).entries
+    await committed(store, Transaction((), tuple(DeletePrefix(letter) for letter in ascii_lowercase)))
+    return entries
+
+
+@pytest.mark.parametrize("then", [b"", OTHER], ids=["nothing", "another cluster"])
+def test_no_replica_goes_with_the_entries(then: bytes) -> None:
+    """All copies stay on all disks, and the log says what is wrong: topics that a
+    store lacks which is not the cluster's were deleted by nobody.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=4)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await cluster.at_rest()
+        await trio.sleep(5)
+        before = {name: set(running.files.disk.chunks) for name, running in cluster.hosts.items()}
+        assert all(before.values())
+        store = cluster.metadata.store("operator")
+        await empty(store)
+        if then:
+            await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, then),)))
+        await trio.sleep(20)
+        for name, running in cluster.hosts.items():
+            assert before[name] <= set(running.files.disk.chunks)
+        assert not cluster.reports.of(REPLICAS_REMOVED)
+        said = [str(fields["error"]) for fields in cluster.reports.of(METADATA_UNUSABLE)]
+        assert any("keep the data directories" in text for text in said)
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_host_that_joins_again_is_not_told_to_give_up_its_disk() -> None:
+    """It was cut off while the store was emptied: it waits, says why, and joins when the entries are there again."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        running, store = cluster.hosts["a"], cluster.metadata.store("operator")
+        cluster.metadata.cut_off("a")
+        await trio.sleep(10)
+        assert not running.membership.is_held
+        entries = await empty(store)
+        cluster.metadata.heal("a")
+        await trio.sleep(10)
+        assert not running.ended.is_set()
+        assert running.membership.state is MembershipState.JOINING
+        said = [str(fields["error"]) for fields in cluster.reports.of(METADATA_UNUSABLE)]
+        assert any("that of no cluster" in text for text in said)
+        for entry in entries:
+            if not entry.lease_id:
+                await committed(store, Transaction((), (Put(entry.key, entry.value),)))
+        await cluster.until(lambda: running.membership.is_held)
+
+    simulated(test, "a", "b", "c")
+
+
+def with_store(test: Callable[[MetadataStore], Awaitable[None]]) -> None:
+    """Run a test with a store, in virtual time."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(0), MetadataFaults(max_delay_s=0.01))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            await test(service.store("a"))
+            nursery.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_a_stream_is_gone_only_in_the_store_of_its_cluster() -> None:
+    """What asks for a registration, of a tier's objects too, hears of a store without a cluster, or of another one."""
+
+    async def test(store: MetadataStore) -> None:
+        registrations, request = StoredRegistrations(store, "mine"), ReadRegistration("0123456789abcdef/0")
+        for value, whose in ((b"", "of no cluster"), (OTHER, "of cluster other")):
+            if value:
+                await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, value),)))
+            with pytest.raises(MetadataDamaged, match=whose):
+                await registrations.read(request)
+        mine = schema.encode(schema.StoredCluster(cluster_id="mine"))
+        await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, mine),)))
+        assert (await registrations.read(request)).registration is None
+
+    with_store(test)
+
+
+def test_nobody_gains_a_right_by_it() -> None:
+    """Users and lists that went with all entries still keep everybody out but super users, until they are back."""
+
+    async def test(service: SimulatedMetadata, first: Host, second: Host) -> None:
+        await settled(first.stores.acls.create([READ_T]))
+        await until(second, lambda: second.may_read(ALICE))
+        assert not second.may_read(BOB)
+        entries = await empty(service.store("operator"))
+        await trio.sleep(1)
+        for host in (first, second):
+            assert host.access.is_damaged
+            assert [host.may_read(caller) for caller in (ALICE, BOB, ROOT)] == [False, False, True]
+            assert host.reports.of(METADATA_ENTRY_DAMAGED)[-1]["key"] == HEAD
+        for entry in entries:
+            await committed(service.store("operator"), Transaction((), (Put(entry.key, entry.value),)))
+        await until(second, lambda: second.may_read(ALICE))
+        assert not second.may_read(BOB)
+
+    with_two_hosts(test)
