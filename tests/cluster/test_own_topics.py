@@ -1,4 +1,4 @@
-"""The copies of the cluster's own topics: they follow the hosts that the cluster has, not those that live at a moment."""
+"""The copies of the cluster's own topics: they follow the hosts that the cluster has, not those that live just then."""
 
 from __future__ import annotations
 
