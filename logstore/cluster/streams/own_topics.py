@@ -10,7 +10,6 @@ Invariants:
   earlier version reads it, and does not lower anything.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -26,16 +25,16 @@ INTERNAL_CHUNK_BYTES: Final = 8 << 20
 """Small chunks: what lies in front of the live entries goes soon."""
 INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
-_SETTINGS: Final[Mapping[str, str]] = {
-    "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
-    "segment.bytes": str(INTERNAL_CHUNK_BYTES),
-    MIN_COPIES_SETTING: "1",
-}
 
 
 def own_topic(topic_id: str, hosts: int, factor: int) -> schema.StoredTopic:
     """A new topic of a cluster that has so many hosts. `factor`: `default-replication-factor`."""
-    smallest = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=factor, settings=dict(_SETTINGS))
+    settings = {
+        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+        "segment.bytes": str(INTERNAL_CHUNK_BYTES),
+        MIN_COPIES_SETTING: "1",
+    }
+    smallest = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=factor, settings=settings)
     return grown(smallest, hosts, factor)
 
 
