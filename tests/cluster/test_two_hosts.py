@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
+from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import stream_name
 from logstore.cluster.streams.topics import EPOCHS_TOPIC, GROUPS_TOPIC
 from logstore.errors import CairnError
@@ -153,17 +154,31 @@ class TwoHosts:
                     return
                 await trio.sleep(0.1)
 
+    async def until_drained(self, name: str) -> None:
+        """Drain a host, and wait until no chunk of any topic names it."""
+        running = self.world.hosts[name].running
+        await Departures(running.host.view, running.store).drain(name)
+        with trio.fail_after(60):
+            for topic in self.world.hosts[name].topics.topics.values():
+                for stream in topic.partitions:
+                    while await self._is_named(stream.stream, name):  # noqa: ASYNC110  time is virtual
+                        await trio.sleep(0.1)
+
+    async def _is_named(self, stream: str, name: str) -> bool:
+        found = await self.world.hosts[name].running.host.read_registration(stream)
+        return any(member.host == name for chunk in found.chunks for member in (*chunk.members, *chunk.candidates))
+
     def numbers(self, name: str) -> tuple[int, str]:
         """The copies of a topic, and how many of them it needs."""
         known: schema.StoredTopic = next(iter(self.world.hosts.values())).running.host.view.topics[name].topic
         return known.replicas, known.settings["min.insync.replicas"]
 
 
-def run(test: Callable[[TwoHosts], Awaitable[None]]) -> None:
-    """Run a test in virtual time."""
+def run(test: Callable[[TwoHosts], Awaitable[None]], factor: int = 3) -> None:
+    """Run a test in virtual time. `factor`: `default-replication-factor`."""
 
     async def main() -> None:
-        async with epochs_world("a", "b", partitions=PARTITIONS) as world:
+        async with epochs_world("a", "b", partitions=PARTITIONS, factor=factor) as world:
             hosts = TwoHosts(world)
             for name in "ab":
                 hosts.coordinate(name)
@@ -220,3 +235,26 @@ def test_of_a_cluster_of_three_one_host_acknowledges_nothing() -> None:
         await hosts.go_on()
 
     run(test)
+
+
+def test_a_host_of_a_cluster_with_two_copies_is_replaced() -> None:
+    """With `default-replication-factor` 2 no copy is missing in a cluster of two hosts, a third host takes the place of
+    one that is drained, and of the two that stay either may be lost.
+    """
+
+    async def test(hosts: TwoHosts) -> None:
+        await hosts.go_on()
+        assert {hosts.numbers(name) for name in OWN} == {(2, "1")}
+        await hosts.until_whole()
+        await hosts.start("c")
+        await hosts.until_drained("a")
+        await hosts.kill("a")
+        assert {hosts.numbers(name) for name in OWN} == {(2, "1")}
+        for lost in "bc":
+            await hosts.until_whole()
+            await hosts.kill(lost)
+            await hosts.go_on()
+            await hosts.start(lost)
+        await hosts.world.check(hosts.epochs, PARTITIONS)
+
+    run(test, factor=2)
