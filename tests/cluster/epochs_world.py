@@ -173,12 +173,15 @@ class MemoryCalls:
 
 
 class EpochsWorld:
-    """The cluster, and a client of it. `kill_at`: which step of those that are counted loses which host."""
+    """The cluster, and a client of it. `kill_at`: which step of those that are counted loses which host; `factor`:
+    `default-replication-factor`.
+    """
 
-    def __init__(self, cluster: MemoryCluster, nursery: trio.Nursery, random: Random) -> None:
+    def __init__(self, cluster: MemoryCluster, nursery: trio.Nursery, random: Random, factor: int = 3) -> None:
         self.cluster = cluster
         self.nursery = nursery
         self.random = random
+        self.factor = factor
         self.clock = VirtualClock()
         self.hosts: dict[str, EpochHost] = {}
         self.asked: frozenset[str] | None = None
@@ -213,7 +216,7 @@ class EpochsWorld:
                 services = StreamServices(
                     running.host, self.clock, reports, reads.load_producers, nursery.start_soon, trims
                 )
-                facts = ClusterFacts("cluster", 1, StoreSettings())
+                facts = ClusterFacts("cluster", 1, StoreSettings(), self.factor)
                 topics = ClusterTopics(running.host, facts, ProducerIds(store), services, self._new_id)
                 topics.take_all()
                 calls = MemoryCalls(self, name)
@@ -434,10 +437,10 @@ def value_of(epoch: int, partition: int, task: int, record: int) -> bytes:
 
 
 @asynccontextmanager
-async def epochs_world(*names: str, seed: int = 0, partitions: int = 3) -> AsyncIterator[EpochsWorld]:
+async def epochs_world(*names: str, seed: int = 0, partitions: int = 3, factor: int = 3) -> AsyncIterator[EpochsWorld]:
     """A cluster whose hosts have epochs, and a topic with so many partitions."""
     async with memory_cluster(seed=seed) as cluster, trio.open_nursery() as nursery:
-        world = EpochsWorld(cluster, nursery, Random(seed))
+        world = EpochsWorld(cluster, nursery, Random(seed), factor)
         send = cluster.network.send
 
         def counted(sender: str, receiver: str, message: Any) -> None:

@@ -13,7 +13,7 @@ from logstore.base.metadata.errors import MetadataError
 from logstore.cluster.epochs import epoch_holds, epochs_home
 from logstore.cluster.epochs.epoch_holds import EpochHolds
 from logstore.cluster.epochs.group_appends import GroupAppends
-from logstore.cluster.streams import topics
+from logstore.cluster.streams import own_topics
 from logstore.cluster.streams.owner_calls import (
     APPEND_GROUP,
     EPOCHS_LIMIT,
@@ -382,7 +382,7 @@ def test_a_host_that_has_not_heard_of_epochs() -> None:
 
 def small_topic_of_epochs(monkeypatch: pytest.MonkeyPatch, most: int = 32) -> None:
     """Chunks of a few records, and few of them."""
-    monkeypatch.setattr(topics, "INTERNAL_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(own_topics, "INTERNAL_CHUNK_BYTES", 1024)
     monkeypatch.setattr(epochs_home, "TIDY_BYTES", 4096)
     monkeypatch.setattr(owner, "MAX_CHUNKS", most)
     monkeypatch.setattr(epochs_home, "STAGED_CHUNKS", most * 5 // 8)

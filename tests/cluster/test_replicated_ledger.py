@@ -11,7 +11,7 @@ from logstore.cluster.epochs.entry_map import EntryMap
 from logstore.cluster.epochs.replicated_ledger import BATCH_BYTES, STEP_BYTES, TIDY_BYTES, TIDY_FACTOR, ReplicatedLedger
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.cluster.streams.topics import INTERNAL_MESSAGE_BYTES
+from logstore.cluster.streams.own_topics import INTERNAL_MESSAGE_BYTES
 from logstore.engine import StoreEngine
 from logstore.errors import StorageFailed
 from logstore.format.records import Record

@@ -18,11 +18,11 @@ from logstore.base.metadata.interface import Committed, ConditionFailed, Delete,
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
-from logstore.cluster.streams import growing_topics, topics
+from logstore.cluster.streams import growing_topics
 from logstore.cluster.streams.producer_ids import BLOCK, KEY, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
-from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
+from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
 from logstore.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -47,13 +47,13 @@ from tests.support.limits import PATIENCE_S
 class Host:
     """A host's topics."""
 
-    def __init__(self, store: MetadataStore, nursery: trio.Nursery, ids: Iterator[int]) -> None:
+    def __init__(self, store: MetadataStore, nursery: trio.Nursery, ids: Iterator[int], factor: int = 3) -> None:
         self.listening: list[str] = []
         self.reports = RecordedReports()
         services = StreamServices(MemoryOwner(), ManualClock(), self.reports, no_producers, nursery.start_soon)
         self.view = ClusterView(store, self.reports)
         self.topics = StoredTopics(store, self.view)
-        facts = ClusterFacts("cluster", 1, StoreSettings())
+        facts = ClusterFacts("cluster", 1, StoreSettings(), factor)
         self.front = ClusterTopics(self, facts, ProducerIds(store), services, lambda: uuid.UUID(int=next(ids)))
 
     def observe(self, stream: str, observer: StreamObserver) -> None:
@@ -97,11 +97,13 @@ async def host_comes(store: MetadataStore, number: int) -> int:
 
 
 @asynccontextmanager
-async def two_hosts(directory: Path, members: int = 3) -> AsyncIterator[tuple[Host, Host, MetadataStore]]:
-    """Two hosts that follow the same store."""
+async def two_hosts(
+    directory: Path, members: int = 3, factor: int = 3
+) -> AsyncIterator[tuple[Host, Host, MetadataStore]]:
+    """Two hosts that follow the same store. `factor`: `default-replication-factor`."""
     ids = iter(range(1, 1 << 30))
     async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
-        first, second = Host(store, nursery, ids), Host(store, nursery, ids)
+        first, second = (Host(store, nursery, ids, factor) for _ in range(2))
         for number in range(members):
             await host_comes(store, number)
         for host in (first, second):
@@ -417,62 +419,6 @@ async def test_the_copies_of_a_topic_are_raised(tmp_path: Path) -> None:
         for wrong in (2, 4):
             with pytest.raises(InvalidReplicas):
                 await settled(one.front.raise_replicas("orders", wrong))
-
-
-async def groups_ask_for(host: Host, copies: int) -> None:
-    """Wait until a host knows that the topic of groups asks for so many copies."""
-    with trio.fail_after(PATIENCE_S):
-        while (topic := host.front.topics.get(GROUPS_TOPIC)) is None or topic.config.min_insync_replicas != copies:
-            await host.front.changed.wait()
-
-
-async def test_the_clusters_own_topics_ask_for_a_second_copy_when_there_are_hosts(tmp_path: Path) -> None:
-    """A topic of groups that was made where one host lived has min.insync.replicas 2 once three live, whether or not a
-    client looks for a coordinator then: all may have found it before. It keeps the number.
-    """
-    async with two_hosts(tmp_path, members=1) as (one, other, store):
-        assert one.front.groups_topic() is None
-        for number, copies in ((0, 1), (1, 1), (2, 2)):
-            if number:
-                revision = await host_comes(store, number)
-                await one.view.members_reached(revision)
-                await other.view.members_reached(revision)
-            await groups_ask_for(one, copies)
-            await groups_ask_for(other, copies)
-        before = (await store.get(schema.topic_key(GROUPS_TOPIC))).entry
-        assert one.front.groups_topic() == other.front.groups_topic()
-        await settled(one.front.create_topic("later", 1, {}, 1))  # behind whatever the line above began
-        assert (await store.get(schema.topic_key(GROUPS_TOPIC))).entry == before
-
-
-async def test_an_own_topic_that_was_made_behind_the_coming_of_hosts_asks_for_a_second_copy(tmp_path: Path) -> None:
-    """Its maker saw one host, because its lease had lapsed, say: the others see more, and have nothing to wait for."""
-    async with two_hosts(tmp_path) as (one, _, store):
-        settings = topics.internal_settings(1)
-        topic = schema.StoredTopic(topic_id="a" * 32, partitions=1, replicas=3, settings=settings)
-        await store.commit(schema.create_topic(GROUPS_TOPIC, topic))
-        await groups_ask_for(one, 2)
-
-
-async def test_a_store_that_is_away_when_hosts_come_leaves_no_own_topic_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second copy is asked for when the store answers again, although no member changes behind that."""
-    monkeypatch.setattr(topics, "AGAIN_S", 0.01)
-    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
-        away = AwayForAMoment(store)
-        host = Host(cast(MetadataStore, away), nursery, iter(range(1, 9)))
-        nursery.start_soon(host.view.run)
-        await host_comes(store, 0)
-        await host.view.complete()
-        assert host.front.groups_topic() is None
-        await groups_ask_for(host, 1)
-        away.left = 2
-        for number in (1, 2):
-            await host_comes(store, number)
-        await groups_ask_for(host, 2)
-        assert not away.left
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_name_is_given_once(tmp_path: Path) -> None:

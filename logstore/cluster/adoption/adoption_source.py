@@ -19,14 +19,8 @@ from typing import Final, NamedTuple
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
 from logstore.cluster.streams.group_entry import MAX_GROUP_BYTES
-from logstore.cluster.streams.topics import (
-    DEFAULT_REPLICAS,
-    EPOCHS_TOPIC,
-    GROUPS_TOPIC,
-    INTERNAL_CHUNK_BYTES,
-    INTERNAL_TOPICS,
-    internal_settings,
-)
+from logstore.cluster.streams.own_topics import INTERNAL_CHUNK_BYTES, INTERNAL_TOPICS, own_topic
+from logstore.cluster.streams.topics import EPOCHS_TOPIC, GROUPS_TOPIC
 from logstore.epochs.ledger_entries import COMMIT_RECORD
 from logstore.errors import AdoptionRefused, CorruptBatch, CorruptChunk
 from logstore.format.batch import HEADER_BYTES, BatchHeader, check_batch, parse_header
@@ -118,8 +112,7 @@ def take_source(store: Store, fs: FileSystem, replicas: int, cluster_id: str) ->
     for name, entries in ledgers.items():
         if entries:
             topic_id = uuid.uuid5(uuid.UUID(hex=cluster_id), name).hex
-            settings, copies = internal_settings(replicas), max(DEFAULT_REPLICAS, replicas)
-            topics[name] = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=copies, settings=settings)
+            topics[name] = own_topic(topic_id, replicas, replicas)
             chunks = _ledger_chunks(entries, now_ms, retention_ms)
             streams.append(SourceStream(f"{name}-0", f"{topic_id}/0", 0, chunks, topics[name]))
     access = {**dict(store.access.items()), **users}

@@ -103,9 +103,14 @@ def min_copies(topic: schema.StoredTopic) -> int:
     If it is not set: half of the replicas, rounded up, of which a cluster that never had so many hosts has one each.
     """
     text = topic.settings.get(MIN_COPIES_SETTING, "")
-    most = min(topic.replicas, topic.hosts or topic.replicas)
-    wanted = int(text) if text.isascii() and text.isdigit() else (most + 1) // 2
+    is_set = text.isascii() and text.isdigit()
+    wanted = int(text) if is_set else default_min_copies(topic.replicas, topic.hosts or topic.replicas)
     return max(1, min(wanted, topic.replicas))
+
+
+def default_min_copies(replicas: int, hosts: int) -> int:
+    """Half of the replicas that a cluster which has had so many hosts can have, rounded up."""
+    return (min(replicas, hosts) + 1) // 2
 
 
 class Vacancies:

@@ -1,12 +1,14 @@
 """Topics that a cluster made while it had fewer hosts than they have replicas: they follow it as hosts come.
 
 A cluster's first host takes appends alone, so `min.insync.replicas` that is not set counts the hosts that the cluster
-has had since, up to the topic's replicas (`schema.StoredTopic.hosts`, `election.min_copies`).
+has had since, up to the topic's replicas (`schema.StoredTopic.hosts`, `election.min_copies`). The cluster's own topics
+follow the same hosts (`logstore.cluster.streams.own_topics`).
 
 Invariants:
 * Which hosts the cluster has, the metadata store says when it counts: a view that is late, or that shows few hosts
   because the others are away, makes no topic ask for fewer copies.
 * The number of a topic never falls. At the topic's replicas it is left out, for good.
+* One of the cluster's own topics is raised whether or not it is used then: all who use it may have found it before.
 * Every host raises it; who comes second finds it raised. While the store is away, or refuses this host, that is tried
   again: no member need change behind such a time, for etcd's leases outlast etcd's own absence.
 * A topic whose entry is damaged holds up no other one.
@@ -23,6 +25,8 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataError
 from logstore.cluster.members.election import MIN_COPIES_SETTING, min_copies
 from logstore.cluster.members.view import ClusterView, KnownTopic
+from logstore.cluster.streams import own_topics
+from logstore.cluster.streams.own_topics import DEFAULT_REPLICAS, INTERNAL_TOPICS
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import TOPIC_ALTERED
@@ -44,12 +48,13 @@ class TopicsHost(Protocol):
 
 
 class GrowingTopics:
-    """See the module. Memory: a name for each such topic."""
+    """See the module. `factor`: `default-replication-factor`. Memory: a name for each such topic."""
 
     def __init__(
-        self, host: TopicsHost, spawn: Callable[[Callable[[], Awaitable[None]]], object], report: Report
+        self, host: TopicsHost, factor: int, spawn: Callable[[Callable[[], Awaitable[None]]], object], report: Report
     ) -> None:
         self._host = host
+        self._factor = factor
         self._spawn = spawn
         self._report = report
         self._names: set[str] = set()
@@ -61,9 +66,16 @@ class GrowingTopics:
             return topic
         return _with_hosts(topic, max(1, await self._count()))
 
+    async def own_topic(self, topic_id: str) -> schema.StoredTopic:
+        """A topic of the cluster's own that is about to be made. Raises MetadataError."""
+        hosts = len(self._host.view.members)
+        if hosts < max(DEFAULT_REPLICAS, self._factor):
+            hosts = max(1, await self._count())
+        return own_topics.own_topic(topic_id, hosts, self._factor)
+
     def topic_changed(self, name: str, now: KnownTopic | None) -> None:
         """A topic is new, was changed, or is gone (None)."""
-        if now is None or not now.topic.hosts:
+        if now is None or not self._may_grow(name, now.topic):
             self._names.discard(name)
         else:
             self._names.add(name)
@@ -95,7 +107,7 @@ class GrowingTopics:
 
     async def _raise(self, name: str, hosts: int) -> None:
         known = self._host.view.topics.get(name)
-        if known is None or not 0 < known.topic.hosts < hosts:
+        if known is None or self._grown(name, known.topic, hosts) == known.topic:
             return
         if schema.topic_key(name) in self._host.view.damaged:
             return  # the view tells when the entry is another one
@@ -103,15 +115,33 @@ class GrowingTopics:
 
         def raised(now: schema.StoredTopic) -> schema.StoredTopic:
             nonlocal made
-            made = _with_hosts(now, max(now.hosts, hosts)) if now.hosts else now
+            made = self._grown(name, now, hosts)
             return made
 
         try:
             await self._host.topics.alter(name, known.topic.topic_id, raised)
         except UnknownTopicOrPartition:
             return  # it was deleted meanwhile
-        if made is not None and min_copies(made) != min_copies(known.topic):
-            self._report(TOPIC_ALTERED, topic=name, changes=f"{MIN_COPIES_SETTING}={min_copies(made)}", hosts=hosts)
+        told = _told(known.topic, made) if made is not None else ""
+        if told:
+            self._report(TOPIC_ALTERED, topic=name, changes=told, hosts=hosts)
+
+    def _may_grow(self, name: str, topic: schema.StoredTopic) -> bool:
+        return own_topics.may_grow(topic, self._factor) if name in INTERNAL_TOPICS else bool(topic.hosts)
+
+    def _grown(self, name: str, topic: schema.StoredTopic, hosts: int) -> schema.StoredTopic:
+        """A topic as it is in a cluster of so many hosts."""
+        if name in INTERNAL_TOPICS:
+            return own_topics.grown(topic, hosts, self._factor)
+        return _with_hosts(topic, max(topic.hosts, hosts)) if topic.hosts else topic
+
+
+def _told(before: schema.StoredTopic, now: schema.StoredTopic) -> str:
+    """What an operator is told of a topic that has grown; empty: nothing that is applied has changed."""
+    changes = [f"copies={now.replicas}"] if now.replicas != before.replicas else []
+    if min_copies(now) != min_copies(before):
+        changes.append(f"{MIN_COPIES_SETTING}={min_copies(now)}")
+    return " ".join(changes)
 
 
 def _with_hosts(topic: schema.StoredTopic, hosts: int) -> schema.StoredTopic:

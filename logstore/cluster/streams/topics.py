@@ -9,9 +9,8 @@ Invariants:
 * The number of replicas of a topic without its own number comes from the setting, not from the hosts that are alive at
   the creation: a chunk has fewer copies at first, and gets the others when hosts join
   (`logstore.cluster.streams.growing_topics`).
-* The cluster's internal topics have no retention: their writers trim them. An internal topic that asks for one copy,
-  because one host was alive at its creation, asks for two as soon as DEFAULT_REPLICAS hosts are alive, whether or not
-  the topic is used then.
+* The cluster's internal topics have no retention: their writers trim them. Their copies follow from the setting and
+  from the hosts that the cluster has, too (`logstore.cluster.streams.own_topics`).
 """
 
 import uuid
@@ -20,18 +19,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import trio
-
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.election import min_copies
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic
-from logstore.cluster.streams.growing_topics import AGAIN_S, GrowingTopics
+from logstore.cluster.streams.growing_topics import GrowingTopics
+from logstore.cluster.streams.own_topics import DEFAULT_REPLICAS, INTERNAL_TOPICS
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
@@ -44,7 +41,6 @@ from logstore.errors import (
     InvalidReplicas,
     InvalidTopic,
     TopicExists,
-    TryAgain,
     UnknownTopicOrPartition,
 )
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
@@ -60,28 +56,11 @@ from logstore.log.topics import (
     require_tier,
 )
 
-DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = internal_topics.GROUPS
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
 EPOCHS_TOPIC: Final = internal_topics.EPOCHS
 """Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
-INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
-INTERNAL_CHUNK_BYTES: Final = 8 << 20
-"""Small chunks: what lies in front of the live entries goes soon."""
-INTERNAL_MESSAGE_BYTES: Final = 16 << 20
-"""A commit of all partitions that a request can have."""
-MIN_INSYNC: Final = "min.insync.replicas"
-
 T = TypeVar("T")
-
-
-def internal_settings(hosts: int) -> dict[str, str]:
-    """The settings of a topic of the cluster's own that is made where so many hosts live."""
-    return {
-        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
-        "segment.bytes": str(INTERNAL_CHUNK_BYTES),
-        MIN_INSYNC: str(min(2, max(1, hosts))),
-    }
 
 
 class TopicHost(Protocol):
@@ -146,8 +125,7 @@ class ClusterTopics:
         self._new_id = new_id
         self._producer_ids = producer_ids
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
-        self._securing: set[str] = set()
-        self._growing = GrowingTopics(host, services.spawn, services.report)
+        self._growing = GrowingTopics(host, facts.default_replicas, services.spawn, services.report)
         self.changed = ChangeSignal()
         """A topic is new, was changed, or is gone."""
         self._is_up_to_date = False
@@ -165,8 +143,6 @@ class ClusterTopics:
     def members_changed(self) -> None:
         """See ViewObserver."""
         self._growing.look()
-        for name in sorted(INTERNAL_TOPICS & self.topics.keys()):
-            self._secure(self.topics[name])
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewObserver."""
@@ -210,8 +186,6 @@ class ClusterTopics:
             )
             topic.partitions.append(stream)
             self._host.observe(stream.stream, stream)
-        if is_internal:
-            self._secure(topic)
 
     def _forget(self, topic: ReplicatedTopic) -> None:
         del self.topics[topic.name]
@@ -288,57 +262,8 @@ class ClusterTopics:
             return found.topic_id
         if name in self._creating:
             return None
-        settings = internal_settings(len(self._host.view.members))
-        topic_id = self._new_id().hex
-        topic = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
-        self._make(name, topic)
+        self._make(name, partial(self._growing.own_topic, self._new_id().hex))
         return None
-
-    def _lacks_copies(self, topic: ReplicatedTopic) -> bool:
-        """Whether a topic of the cluster's own asks for fewer copies than it should where so many hosts live. Of a
-        damaged entry nobody knows; the view tells when it is another one.
-        """
-        hosts = len(self._host.view.members)
-        wanted = int(internal_settings(hosts)[MIN_INSYNC])
-        is_known = schema.topic_key(topic.name) not in self._host.view.damaged
-        return is_known and hosts >= DEFAULT_REPLICAS and topic.config.min_insync_replicas < wanted
-
-    def _secure(self, topic: ReplicatedTopic) -> None:
-        """Ask for more than one copy of a topic of the cluster's own that was made where one host lived, once there are
-        DEFAULT_REPLICAS hosts: with fewer, the loss of one would stop what goes on today. While the metadata store is
-        away that is tried again: no member need change behind such a time.
-        """
-        if not self._lacks_copies(topic) or topic.name in self._securing:
-            return
-        wanted = internal_settings(DEFAULT_REPLICAS)[MIN_INSYNC]
-        is_changed = False
-
-        def secured(now: schema.StoredTopic) -> schema.StoredTopic:
-            nonlocal is_changed
-            is_changed = now.settings.get(MIN_INSYNC) != wanted
-            return replace(now, settings={**now.settings, MIN_INSYNC: wanted})
-
-        async def secure() -> None:
-            try:
-                while self._lacks_copies(topic):
-                    try:
-                        await self._host.topics.alter(topic.name, topic.topic_id.hex, secured)
-                    except (MetadataError, TryAgain):
-                        await trio.sleep(AGAIN_S)
-                        continue
-                    if is_changed:
-                        self.report(TOPIC_ALTERED, topic=topic.name, changes=f"{MIN_INSYNC}={wanted}")
-                    return
-            finally:
-                self._securing.discard(topic.name)
-
-        self._securing.add(topic.name)
-        self._start(secure)
-
-    @property
-    def _internal_replicas(self) -> int:
-        """As many copies as other topics have, and DEFAULT_REPLICAS at least."""
-        return max(DEFAULT_REPLICAS, self.default_replicas)
 
     def groups_topic(self) -> uuid.UUID | None:
         """The id of the topic of groups; None: it is not there, and is being made."""
@@ -371,13 +296,19 @@ class ClusterTopics:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
         topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
-        return self._make(name, topic, is_asked=True, grows=replicas == -1)
+
+        async def counted() -> schema.StoredTopic:
+            return await self._growing.counted(topic) if replicas == -1 else topic
+
+        return self._make(name, counted, is_asked=True)
 
     def _make(
-        self, name: str, topic: schema.StoredTopic, *, is_asked: bool = False, grows: bool = False
+        self, name: str, counted: Callable[[], Awaitable[schema.StoredTopic]], *, is_asked: bool = False
     ) -> Ticket[ReplicatedTopic]:
+        """Make a topic as `counted` says, which is asked once the work has begun."""
+
         async def work() -> ReplicatedTopic:
-            return await self._create(name, await self._growing.counted(topic) if grows else topic)
+            return await self._create(name, await counted())
 
         async def create() -> ReplicatedTopic:
             try:
