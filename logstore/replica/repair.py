@@ -168,8 +168,11 @@ class Repair:
         """When the order of a copy is repeated, or its target given up; or when a target or a source that failed may be
         asked again. None: nothing is due by time alone.
         """
-        if self.state is RepairState.COPYING:
-            return self._sent_ms + self._resend_ms
+        return self._sent_ms + self._resend_ms if self.state is RepairState.COPYING else self._forget_ms
+
+    @property
+    def _forget_ms(self) -> int | None:
+        """When the next failure is over; None: there is none."""
         rest = () if self._rest_until_ms is None else (self._rest_until_ms,)
         return min((*self._bad.values(), *rest), default=None)
 
@@ -492,7 +495,7 @@ class Repair:
 
     def _forget_old_failures(self, now_ms: int) -> None:
         """Targets and sources whose time is over may be asked again: look through all chunks for what they are for."""
-        if (wake_ms := self.wake_ms) is not None and wake_ms <= now_ms:
+        if self._forget_ms is not None and self._forget_ms <= now_ms:
             if self._rest_until_ms is not None and self._rest_until_ms <= now_ms:
                 self._rest_until_ms = None
             self._bad = {key: until_ms for key, until_ms in self._bad.items() if until_ms > now_ms}
