@@ -86,6 +86,8 @@ class ClusterFigures(NamedTuple):
     that take no appends yet among them, here and below."""
     short_chunks: int
     """Chunks of owned streams with fewer live members than copies are wanted."""
+    crowded_chunks: int
+    """Chunks of owned streams that have their copies, more of them in one fault domain than need be."""
     under_min_streams: int
     """Owned streams whose last chunk has fewer live members than `min.insync.replicas`, or that refuse producers."""
     at_min_streams: int

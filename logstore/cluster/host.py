@@ -84,6 +84,7 @@ from logstore.replica.messages import (
 )
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import TAKING
+from logstore.replica.placing import Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Prefix, StreamHead, StreamRegistration, TieredCopy
 from logstore.replica.replica import Replica
@@ -125,8 +126,9 @@ class ClusterHost:
         self._copies = Copies(parts.links, parts.copy_rates)
         self._shared = HostState.waking(self._has_token, self._copies.is_beside_appends)
         self._sets = SetChoice(self.name, lambda: self.live, parts.links, parts.plan_sets, self._shared.copies)
+        placing = Placing(choose=self._sets.choose, crowding=self._sets.crowding)
         self._hosts = LiveHosts(
-            self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose, parts.grace_s
+            self.name, parts.view, parts.links, membership, self._hosts_changed, placing, parts.grace_s
         )
         self._claims = Claims(
             parts.identity.owner_id,
@@ -184,6 +186,11 @@ class ClusterHost:
     def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live, as this host sees it."""
         return self._hosts.live
+
+    @property
+    def placing(self) -> Placing:
+        """Where chunks of its streams may lie."""
+        return self._hosts.placing
 
     @property
     def copy_tokens(self) -> CopyTokens:

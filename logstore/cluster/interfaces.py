@@ -54,6 +54,9 @@ class SetPlanner(Protocol):
         what is `entering` domains over their links, in bytes a second.
         """
 
+    def crowding(self, hosts: Iterable[str], total: int, /) -> Callable[[Iterable[str]], int]:
+        """How crowded any set of `total` members is that may lie on these hosts: see `logstore.replica.spreading`."""
+
 
 PlanSets = Callable[[Mapping[str, tuple[tuple[str, ...], float]], Mapping[tuple[str, ...], float]], SetPlanner]
 """Makes a planner from hosts' fault domains and disks, in bytes a second, and the links into domains, as far as known.

@@ -9,6 +9,9 @@
 | is no member: its lease has ended | no | no |
 | is to leave, and lives | yes | where there are too few others |
 
+Copies may be moved to lie further apart (`logstore.replica.spreading`) when the same hosts, in the same racks, have
+been usable for `grace_s`, and for STEADY_S at least, and are not all in one place.
+
 A host that lived and could be reached, and now is gone, is *awaited* for `grace_s`: chunks that lack its copies alone
 wait for it (`logstore.replica.repair`). When this host itself has begun, any host that is not there is awaited for as
 long.
@@ -35,7 +38,7 @@ from logstore.cluster.interfaces import Links
 from logstore.cluster.members import election
 from logstore.cluster.members.membership import Membership
 from logstore.cluster.members.view import ClusterView
-from logstore.replica.placing import Choose, Placing, first_ones
+from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import Member
 
 LOOK_S: Final = 0.2
@@ -44,6 +47,8 @@ UNREACHABLE_S: Final = 1.0
 """A connection that was lost for a moment changes no replica set."""
 ISOLATED_S: Final = 3.0
 """A host that reaches none of several others for so long leaves the cluster, so that they take over its streams."""
+STEADY_S: Final = 10.0
+"""Hosts that are on their way back take so long at most to be seen, one after the other."""
 MIN_HOSTS_TO_LEAVE: Final = 3
 """Of two hosts that lose their link both would leave."""
 
@@ -64,13 +69,15 @@ class LiveHosts:
         links: Links,
         membership: Membership,
         changed: Callable[[], None],
-        choose: Choose = first_ones,
+        placing: Placing = ANYWHERE,
         grace_s: float = DEFAULT_GRACE_S,
     ) -> None:
         self._grace_s = grace_s
-        self._began_s = trio.current_time()
+        self._began_s = self._steady_since_s = trio.current_time()
         self._running = RunningTime(self._began_s, 2 * LOOK_S)
         self._usable: frozenset[str] = frozenset()
+        self._racks: dict[str, str] = {}
+        """Of the usable hosts, since `_steady_since_s`."""
         self._gone_s: dict[str, float] = {}
         """Hosts that are awaited, and when they went."""
         self._name = name
@@ -84,10 +91,10 @@ class LiveHosts:
         self._lost: frozenset[str] = frozenset()
         self._live: dict[str, schema.StoredMember] = {}
         self.live: Mapping[str, schema.StoredMember] = MappingProxyType({})
-        self.placing = Placing(choose=choose, is_beginning=grace_s > 0)
+        self.placing = replace(placing, is_beginning=grace_s > 0)
         """Which hosts leave, as an operator has said, and who joins replica sets."""
         self.changed_s = trio.current_time()
-        """When `live` or `placing` has changed last."""
+        """When `live` or `placing` has changed last, not counting that hosts are steady now."""
 
     def placement(self, stream: str) -> tuple[Member, ...]:
         """The members that are chosen for chunks, in the order in which a stream's sets should prefer them."""
@@ -116,15 +123,21 @@ class LiveHosts:
                 del self._refusing[host]
         live = {host: member for host, member in members.items() if host not in self._refusing}
         placing = placing_of(self._view.leaving, self._awaiting(frozenset(live) - self._lost))
-        if live != self.live or placing != self.placing:
-            self.live, self.placing = MappingProxyType(live), placing
+        is_other = live != self.live or placing != replace(self.placing, is_steady=placing.is_steady)
+        if is_other:
             self.changed_s = trio.current_time()
+        if is_other or placing != self.placing:
+            self.live, self.placing = MappingProxyType(live), placing
         self._changed()
 
     def _awaiting(self, usable: frozenset[str]) -> Placing:
         """The placing, with the hosts that are awaited now."""
         now_s = trio.current_time()
         self._gone_s.update(dict.fromkeys(self._usable - usable, now_s))
+        members = self._view.members
+        racks = {host: members[host].rack for host in usable if host in members}
+        if racks != self._racks:
+            self._racks, self._steady_since_s = racks, now_s
         self._gone_s = {
             host: since_s
             for host, since_s in self._gone_s.items()
@@ -132,7 +145,8 @@ class LiveHosts:
         }
         self._usable = usable
         is_beginning = now_s - self._began_s < self._grace_s
-        return replace(self.placing, awaited=frozenset(self._gone_s), is_beginning=is_beginning)
+        is_steady = now_s - self._steady_since_s >= max(self._grace_s, STEADY_S) and len(set(racks.values())) > 1
+        return replace(self.placing, awaited=frozenset(self._gone_s), is_beginning=is_beginning, is_steady=is_steady)
 
     def refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
@@ -158,8 +172,7 @@ class LiveHosts:
         lost = frozenset(host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S)
         is_moved, self._lost = lost != self._lost, lost
         awaiting = self._awaiting(self._usable)
-        is_over = (awaiting.awaited, awaiting.is_beginning) != (self.placing.awaited, self.placing.is_beginning)
-        if is_back or is_moved or is_over:
+        if is_back or is_moved or awaiting != self.placing:
             self.members_changed()
         self._leave_if_isolated(hosts, now_s)
 

@@ -63,6 +63,7 @@ class HostMeter:
             waiting_takeovers=self._waits.count + short.waiting,
             short_streams=short.streams,
             short_chunks=short.chunks,
+            crowded_chunks=short.crowded,
             under_min_streams=short.under_min,
             at_min_streams=short.at_min,
             replicas_open=replicas_open,

@@ -1,4 +1,5 @@
-"""Counts the streams of a host that lack members or copies, and those whose takeover waits for members.
+"""Counts the streams of a host that lack members or copies, those whose takeover waits for members, and chunks whose
+copies lie too close together.
 
 Invariants: nothing is changed. A stream that this host claims counts from the moment at which its registration is read,
 whether it takes appends or not: a stream that waits for members is the one that lacks most. Each stream with too few
@@ -8,11 +9,12 @@ members are too, chunks are not counted again; a walk over many streams lets oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from logstore.cluster.crowded_sets import CrowdedSets
 from logstore.cluster.figures import ShortStream
 from logstore.replica.owner_states import TAKING, OwnerState
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
@@ -27,12 +29,15 @@ _UNREAD: Final = (OwnerState.IDLE, OwnerState.READING, OwnerState.DEPOSED)
 
 
 class _Short(NamedTuple):
-    """How many chunks of a registration lack copies, whether the last one does, and how many live copies that has."""
+    """How many chunks of a registration lack copies, whether the last one does, and how many live copies that has; and
+    how many chunks are crowded.
+    """
 
     registration: StreamRegistration
     chunks: int
     is_last_short: bool
     live_copies: int
+    crowded: int
 
 
 class ShortCounts(NamedTuple):
@@ -48,6 +53,8 @@ class ShortCounts(NamedTuple):
     """Others whose last chunk has as many."""
     waiting: int = 0
     """Streams that this host has claimed and that take nothing, because members are wanting."""
+    crowded: int = 0
+    """Chunks that have their copies, more of them in one fault domain than need be."""
 
 
 class ShortStreams:
@@ -56,17 +63,20 @@ class ShortStreams:
     def __init__(self, host: ClusterHost) -> None:
         self._host = host
         self._members: Mapping[str, schema.StoredMember] = {}
+        self._leaving: Collection[str] = ()
+        self._sets = CrowdedSets(host.placing, {})
         self._short: dict[str, _Short] = {}
 
     async def count(self) -> ShortCounts:
         """Count the streams that this host owns or claims."""
         members = dict(self._host.view.members)
-        if members != self._members:
-            self._members = members
+        if members != self._members or self._host.placing.leaving != self._leaving:
+            self._members, self._leaving = members, self._host.placing.leaving
+            self._sets = CrowdedSets(self._host.placing, members)
             self._short.clear()
         for stream in self._short.keys() - self._host.owners.keys():
             del self._short[stream]
-        looked = streams = chunks = under = at = waiting = 0
+        looked = streams = chunks = under = at = waiting = crowded = 0
         statistics = self._host.statistics
         for number, (stream, owner) in enumerate(list(self._host.owners.items()), 1):
             if number % CHUNKS_AT_ONCE == 0:
@@ -84,12 +94,13 @@ class ShortStreams:
             is_under = is_refusing or (has_chunk and found.live_copies < owner.min_copies)
             streams += found.is_last_short or is_under
             chunks += found.chunks
+            crowded += found.crowded
             under += is_under
             at += not is_under and has_chunk and found.live_copies == owner.min_copies
             if looked >= CHUNKS_AT_ONCE:
                 looked = 0
                 await trio.lowlevel.checkpoint()
-        return ShortCounts(streams, chunks, under, at, waiting)
+        return ShortCounts(streams, chunks, under, at, waiting, crowded)
 
     def named(self) -> Iterator[ShortStream]:
         """The streams with chunks that lack copies, as of the last count."""
@@ -102,7 +113,8 @@ class ShortStreams:
         short = [chunk for chunk in registration.chunks if self._lacks(chunk, registration.copies)]
         last = registration.last_chunk
         live = registration.copies if last is None or last.is_tiered_alone else self._live(last)
-        return _Short(registration, len(short), bool(short) and short[-1] is last, live)
+        crowded = sum(self._sets.has(chunk, registration.copies) for chunk in registration.chunks)
+        return _Short(registration, len(short), bool(short) and short[-1] is last, live, crowded)
 
     def _lacks(self, chunk: ChunkRegistration, copies: int) -> bool:
         return not chunk.is_tiered_alone and self._live(chunk) < copies

@@ -23,6 +23,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.crowded_sets import CrowdedSets
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
@@ -40,6 +41,7 @@ from logstore.format.host_summaries import (
     PlaceSummary,
     WaitSummary,
 )
+from logstore.replica.placing import Placing
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
 MAX_CHUNKS: Final = 1 << 16
@@ -62,6 +64,10 @@ class SurveyedHost(Protocol):
     def view(self) -> ClusterView:
         """What it knows of the cluster."""
 
+    @property
+    def placing(self) -> Placing:
+        """Where chunks of its streams may lie."""
+
     def owner_of(self, stream: str, /) -> str | None:
         """The host that owns a stream and lives, as far as this one knows."""
 
@@ -81,6 +87,8 @@ class _Counts:
     short: Counter[str] = field(default_factory=Counter)
     stuck: Counter[str] = field(default_factory=Counter)
     missing_hosts: dict[str, int] = field(default_factory=dict)
+    crowded: int = 0
+    """Chunks that have their copies, too close together."""
     is_complete: bool = True
     damaged: set[str] = field(default_factory=set)
     """Streams with an entry that cannot be read."""
@@ -115,6 +123,8 @@ class Survey:
         self._leaving: set[str] = set()
         self._staying = 0
         """Hosts that live and do not leave, as of the latest count."""
+        self._sets = CrowdedSets(host.placing, {})
+        """As of the latest count."""
         self._walking = trio.Lock()
         self._latest: tuple[float, HostsReply] | None = None
         self._view.add_observer(self)
@@ -201,6 +211,7 @@ class Survey:
     async def _count(self, heads: Mapping[str, KnownHead], prefix: str) -> _Counts:
         """Count the open chunks of streams, and their sealed ones under a prefix."""
         self._staying = len(self._view.members.keys() - self._view.leaving.keys())
+        self._sets = CrowdedSets(self._host.placing, self._view.members)
         counts = _Counts()
         for number, (stream, known) in enumerate(heads.items(), 1):
             if known.head.open_chunk is not None:
@@ -227,6 +238,7 @@ class Survey:
 
     def _add(self, counts: _Counts, stream: str, known: KnownHead, chunk: ChunkRegistration) -> None:
         counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
+        counts.crowded += self._sets.has(chunk, known.head.copies)
         lacking = known.head.copies - self._staying
         for host in _named(chunk) & self._view.leaving.keys() if lacking > 0 else ():
             counts.stuck[host] += 1
@@ -258,6 +270,7 @@ class Survey:
             chunks=counts.chunks.total(),
             under_replicated=counts.short.total(),
             is_complete=counts.is_complete,
+            crowded=counts.crowded,
         )
 
     def _summary(self, name: str, owned: int, counts: _Counts, missing: int) -> HostSummary:

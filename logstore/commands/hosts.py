@@ -76,6 +76,8 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
     )
     more = "" if reply.is_complete else "; not all chunks were counted"
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
+    if reply.crowded:
+        print(f"{counted(reply.crowded, 'chunk')} with all copies, more of them in one rack or zone than need be")
     for host in reply.hosts:
         if host.leaving == DRAIN:
             print(progress(host, reply))
@@ -109,6 +111,7 @@ def _fields(reply: HostsReply) -> dict[str, Any]:
         "streams_without_owner": reply.ownerless,
         "chunks": reply.chunks,
         "under_replicated": reply.under_replicated,
+        "crowded": reply.crowded,
         "complete": reply.is_complete,
         "hosts": [_host_fields(host) for host in reply.hosts],
     }

@@ -68,7 +68,9 @@ class HostSummary:
 
 @dataclass(frozen=True, slots=True)
 class HostsReply:
-    """The cluster's hosts and totals, as the host `asked` sees them. `is_complete`: all chunks were counted."""
+    """The cluster's hosts and totals, as the host `asked` sees them. `is_complete`: all chunks were counted. `crowded`:
+    chunks that have their copies, more of them in one fault domain than need be; 0 of an earlier version.
+    """
 
     asked: str
     hosts: tuple[HostSummary, ...]
@@ -77,6 +79,7 @@ class HostsReply:
     chunks: int
     under_replicated: int
     is_complete: bool
+    crowded: int = 0
 
 
 class ClusterGlance(NamedTuple):
@@ -171,6 +174,7 @@ def hosts_fields(reply: HostsReply) -> dict[str, object]:
         "ownerless": reply.ownerless,
         "chunks": reply.chunks,
         "under_replicated": reply.under_replicated,
+        "crowded": reply.crowded,
         "complete": reply.is_complete,
     }
 
@@ -188,6 +192,7 @@ def get_hosts(fields: Fields) -> HostsReply:
         chunks=chunks,
         under_replicated=under_replicated,
         is_complete=get_bool(fields, "complete"),
+        crowded=get_int({"crowded": 0, **fields}, "crowded", 0, _INT64_MAX),
     )
 
 

@@ -67,6 +67,11 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
         "chunks of this host's streams with fewer live copies than wanted, including sealed chunks",
         _one(lambda x: x.short_chunks),
     ),
+    ClusterMetricEntry(
+        "cairn_crowded_chunks", "gauge", (),
+        "chunks of this host's streams with all their copies, more of them in one rack or zone than need be",
+        _one(lambda x: x.crowded_chunks),
+    ),
     ClusterMetricEntry("cairn_replicas", "gauge", ("state",), "copies of chunks on this host, `open` and `sealed`",
                        _replicas),
     ClusterMetricEntry("cairn_unacknowledged_batches", "gauge", (),

@@ -28,6 +28,7 @@ def cluster_status(figures: ClusterFigures) -> dict[str, Any]:
         "waiting_takeovers": figures.waiting_takeovers,
         "short_streams": figures.short_streams,
         "short_chunks": figures.short_chunks,
+        "crowded_chunks": figures.crowded_chunks,
         "under_min_streams": figures.under_min_streams,
         "at_min_streams": figures.at_min_streams,
         "short": [{"topic": each.topic, "partition": each.partition, "chunks": each.chunks} for each in figures.short],

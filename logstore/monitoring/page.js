@@ -168,6 +168,7 @@
       ["waiting takeovers", whole(found.waiting_takeovers)],
       ["streams below, at min.insync.replicas", whole(found.under_min_streams) + ", " + whole(found.at_min_streams)],
       ["streams, chunks with missing copies", whole(found.short_streams) + ", " + whole(found.short_chunks)],
+      ["chunks with copies too close together", whole(found.crowded_chunks)],
       ["open, sealed copies on this host", whole(found.copies_open) + ", " + whole(found.copies_sealed)],
       ["unconfirmed batches", whole(found.unacknowledged_batches)],
       ["takeovers", whole(found.takeovers)],

@@ -16,7 +16,7 @@ which nobody can acknowledge anything in it. docs/replication.md has the protoco
 | `effects` | what a state machine asks its host to do |
 | `host_state` | what the owners of all streams on one host share |
 | `copy_tokens`, `growths` | which of a host's streams may have a chunk copied now, and which go on with more members |
-| `placing` | where the chunks of a stream may lie |
+| `placing`, `spreading` | where the chunks of a stream may lie, and how far apart |
 | `window` | the owner's batches that are not acknowledged yet |
 | `appending`, `chunk_end` | the open chunk as its owner sees it, and when it ends |
 | `patience`, `suspects` | how long an owner waits for members, and which of them are not chosen for a while |

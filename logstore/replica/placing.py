@@ -1,7 +1,7 @@
 """Where the chunks of a stream may lie: which hosts leave, and which members join a replica set. Decided by the host.
 
-Invariants: what is decided here is never needed for safety. Two placings are equal if the same hosts leave and the same
-are awaited: how members are chosen changes no chunk that there is.
+Invariants: what is decided here is never needed for safety. Two placings are equal if the same hosts leave, the same
+are awaited and copies may be spread in both: how members are chosen changes no chunk that there is.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from logstore.replica.registrations import Member
+from logstore.replica.spreading import MeasureCrowding, never_crowded
 
 
 class Choose(Protocol):
@@ -55,7 +56,8 @@ class NextSet(NamedTuple):
 class Placing:
     """See the module. `leaving`: hosts that are to hold nothing any more; `removed`: those of them that are gone for
     good. `awaited`: hosts that have gone a moment ago; `is_beginning`: this host has begun a moment ago, so any host
-    that is not there may be.
+    that is not there may be. `is_steady`: the same hosts have lived for a while, so copies that lie too close together
+    may move; never so where no hosts have different fault domains.
     """
 
     leaving: frozenset[str] = frozenset()
@@ -63,6 +65,8 @@ class Placing:
     choose: Choose = field(default=first_ones, compare=False)
     awaited: frozenset[str] = frozenset()
     is_beginning: bool = False
+    crowding: MeasureCrowding = field(default=never_crowded, compare=False)
+    is_steady: bool = False
 
     @property
     def may_await(self) -> bool:

@@ -18,6 +18,9 @@ Invariants:
 * A target is given up if it reports no progress for `timeout_ms`, and then does not answer one more order; waiting for
   its turn is progress. So an owner whose host stood still first reads what has arrived meanwhile.
 * While a copy is made the repair rests: answers move it on, and orders are repeated at `wake_ms`.
+* Copies that lie too close together move only when nothing is missing, the same hosts have lived for a while, and the
+  set is strictly less crowded then (`spreading`). The member that is too many is dropped when the new copy is there.
+  After a move that failed none is tried for REST_MS, so a host without room is not asked again and again.
 * The copy of a leaving host counts as long as there are too few others: it is dropped when `copies` others are alive,
   so a leaving host never lowers the number of copies. The copy of a removed host is dropped as soon as every other live
   host has the chunk, or the tier has it and no copy can be made now.
@@ -32,8 +35,10 @@ Sources: SGuard, section 2 (chunks that lack replicas get new replicas); HDFS's 
 auto-recovery, which changes the ledger's metadata after the copy.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Final, NamedTuple
 
 from logstore.base.states import following
@@ -42,6 +47,7 @@ from logstore.replica.effects import Effect, Send, StreamUnavailable
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration, differing_chunks
+from logstore.replica.spreading import Crowding, better_hosts, hosts_of, least_crowded
 
 
 class RepairState(Enum):
@@ -85,13 +91,14 @@ class Job(NamedTuple):
     """The chunk that is repaired, who gets a copy, and from whom (None: the target may have all of it).
 
     `revision`: of the registration when the copy began, which tells its answers from those to an earlier one; 0 before
-    that.
+    that. `is_spreading`: the chunk has all its copies, and lies further apart with this one.
     """
 
     epoch: int
     target: Member
     source: Member | None
     revision: int = 0
+    is_spreading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,8 @@ SAFE_COPIES: Final = 2
 """With so many live copies a chunk waits for hosts that may come back in a moment."""
 ORDERS_PER_TIMEOUT: Final = 4
 """A target that makes progress is asked again so often only."""
+REST_MS: Final = 600_000
+"""After a move for the sake of distance that failed."""
 
 
 class Repair:
@@ -129,6 +138,8 @@ class Repair:
         """The target's time was over when the last order was sent."""
         self._bad: dict[tuple[int, Member], int] = {}
         """Targets and sources that failed, by chunk, until when they are not asked again."""
+        self._rest_until_ms: int | None = None
+        """A move that was to bring copies further apart has failed: no other one until then."""
         self._damaged: dict[tuple[int, Member], None] = {}
         self._reported: dict[int, None] = {}
         self.placing = ANYWHERE
@@ -159,7 +170,8 @@ class Repair:
         """
         if self.state is RepairState.COPYING:
             return self._sent_ms + self._resend_ms
-        return min(self._bad.values(), default=None)
+        rest = () if self._rest_until_ms is None else (self._rest_until_ms,)
+        return min((*self._bad.values(), *rest), default=None)
 
     # ---- events
 
@@ -259,12 +271,15 @@ class Repair:
         if surplus is not None:
             self._step(RepairEvent.DROP)
             return RepairStep((), surplus)
-        for chunk in short:
+        missing = ((chunk, None) for chunk in short)
+        for chunk, others in chain(missing, self._crowded(registration, live)):
             holders = [member for member in chunk.members if member in live]
             sources = [member for member in holders if (chunk.epoch, member) not in self._bad]
-            target = self._target(chunk, next(iter(sources), None), live)
+            target = self._target(chunk, next(iter(sources), None), live, others)
             if not holders and chunk.tiered is None:
                 effects += self._report(chunk)
+            if target is None and others is not None:
+                continue
             if target is None:
                 removed = self._without_removed(registration, chunk, live)
                 if removed is not None:
@@ -274,7 +289,7 @@ class Repair:
             source = self._granted(registration, chunk, target, sources, holders)
             if self._is_waiting:
                 return RepairStep(tuple(effects))
-            self._job = Job(chunk.epoch, target, source)
+            self._job = Job(chunk.epoch, target, source, is_spreading=others is not None)
             if chunk.names(target):
                 self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
@@ -296,8 +311,33 @@ class Repair:
             if not chunk.is_open and len(chunk.members) + len(chunk.candidates) > registration.copies:
                 staying = self.placing.staying(member for member in chunk.members if member in live)
                 if len(staying) >= registration.copies:
-                    return registration.with_copies(chunk.epoch, staying[: registration.copies])
+                    crowding = self._crowding(registration, live)
+                    kept = least_crowded(staying, registration.copies, crowding)
+                    return registration.with_copies(chunk.epoch, kept)
         return None
+
+    def _crowding(self, registration: StreamRegistration, live: tuple[Member, ...]) -> Crowding:
+        """How crowded sets of this stream's copies are."""
+        return self.placing.crowding(hosts_of(self.placing.staying(live)), registration.copies)
+
+    def _crowded(
+        self, registration: StreamRegistration, live: tuple[Member, ...]
+    ) -> Iterator[tuple[ChunkRegistration, list[Member]]]:
+        """The sealed chunks that have their copies, too close together, each with the hosts that make it less so."""
+        if not self.placing.is_steady or self._is_urgent or self._rest_until_ms is not None:
+            return
+        crowding = self._crowding(registration, live)
+        better: dict[tuple[Member, ...], list[Member]] = {}  # thousands of chunks have a few sets
+        for chunk in reversed(self._unseen(registration, live)):
+            if chunk.is_open or chunk.is_tiered_alone:
+                continue
+            if chunk.members not in better:
+                staying = self.placing.staying(member for member in chunk.members if member in live)
+                hosts = hosts_of(staying) if len(staying) >= registration.copies else hosts_of(live)
+                others = self.placing.staying(member for member in live if member.host not in hosts)
+                better[chunk.members] = better_hosts(staying, others, crowding)
+            if better[chunk.members]:
+                yield chunk, better[chunk.members]
 
     def _short(self, registration: StreamRegistration, live: tuple[Member, ...]) -> list[ChunkRegistration]:
         """The sealed chunks that lack copies, in the order in which they are copied."""
@@ -332,8 +372,7 @@ class Repair:
         if self._is_urgent:
             return next(iter(sources), None)
         self._wished = (chunk.epoch, target)
-        staying = len(self.placing.staying(holders))
-        is_move = staying < len(holders) and len(holders) >= registration.copies
+        is_move = len(holders) >= registration.copies  # some are on hosts that leave, or too close together
         size_bytes = chunk.end.length_bytes if chunk.end is not None else 0
         hosts = tuple(each.host for each in sources)
         wish = CopyWish(chunk.epoch, target.host, hosts, len(holders), is_move, size_bytes)
@@ -351,17 +390,26 @@ class Repair:
             return registration.chunks
         return differing_chunks(before, registration)[2]
 
-    def _target(self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...]) -> Member | None:
-        """Who gets the copy: a candidate, which may have most of it; else a host that has none. A host that leaves gets
-        none, unless it is a candidate and nobody holds the chunk.
+    def _target(
+        self,
+        chunk: ChunkRegistration,
+        source: Member | None,
+        live: tuple[Member, ...],
+        others: Sequence[Member] | None = None,
+    ) -> Member | None:
+        """Who gets the copy: a candidate, which may have most of it; else a host that has none, and is among the
+        `others` if they are given. A host that leaves gets none, unless it is a candidate and nobody holds the chunk.
         """
         candidates = [member for member in chunk.candidates if member in live]
         hosts = {member.host for member in chunk.members if member in live}
         if source is not None:
             candidates = list(self.placing.staying(candidates))
+        if others is not None:
+            candidates = [member for member in candidates if member in others]
         usable = [member for member in candidates if (chunk.epoch, member) not in self._bad]
         if source is not None and not usable:
-            others = self.placing.staying(member for member in live if member.host not in hosts)
+            if others is None:
+                others = self.placing.staying(member for member in live if member.host not in hosts)
             usable = [member for member in others if (chunk.epoch, member) not in self._bad]
             if self._wished is not None and self._wished[0] == chunk.epoch and self._wished[1] in usable:
                 return self._wished[1]
@@ -410,6 +458,8 @@ class Repair:
         alive = tuple(member for member in members if member in live)
         if len(alive) >= registration.copies:
             staying = self.placing.staying(alive)
+            if job.is_spreading:
+                staying = least_crowded(staying, registration.copies, self._crowding(registration, live))
             members, candidates = staying if len(staying) >= registration.copies else alive, ()
         self._reported.pop(chunk.epoch, None)
         return RepairStep((), registration.with_copies(chunk.epoch, members, candidates))
@@ -434,13 +484,17 @@ class Repair:
     def _give_up(self, member: Member, now_ms: int) -> None:
         if self._job is not None:
             self._bad[self._job.epoch, member] = now_ms + self._timeout_ms
+            if self._job.is_spreading:
+                self._rest_until_ms = now_ms + REST_MS
         self._step(RepairEvent.GIVE_UP)
         self._job = None
         self._tokens.give_back(self._stream)
 
     def _forget_old_failures(self, now_ms: int) -> None:
         """Targets and sources whose time is over may be asked again: look through all chunks for what they are for."""
-        if self._bad and min(self._bad.values()) <= now_ms:
+        if (wake_ms := self.wake_ms) is not None and wake_ms <= now_ms:
+            if self._rest_until_ms is not None and self._rest_until_ms <= now_ms:
+                self._rest_until_ms = None
             self._bad = {key: until_ms for key, until_ms in self._bad.items() if until_ms > now_ms}
             self._seen = self._seen_registration = self._waited = None
 

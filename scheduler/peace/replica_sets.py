@@ -30,7 +30,7 @@ Groenevelt, Two algorithms for maximizing a separable concave function over a po
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from scheduler.errors import PlacementError
 
@@ -92,6 +92,19 @@ class ReplicaSets:
             left.remove(best)
             taken.update(self._ways[best])
         return tuple(self._chain(own, chosen))
+
+    def crowding(self, hosts: Iterable[str], total: int) -> Callable[[Iterable[str]], int]:
+        """How crowded sets of `total` members are that may lie on these hosts: the members that domains have beyond
+        their share, over all domains. 0 for the sets that `choose` makes of them. Hosts without a place count for
+        nothing.
+        """
+        room, ways = self._room([host for host in dict.fromkeys(hosts) if host in self._disks], total), self._ways
+
+        def crowded(members: Iterable[str]) -> int:
+            taken = Counter(domain for host in members for domain in ways.get(host, ()))
+            return sum(max(0, count - room.get(domain, 0)) for domain, count in taken.items())
+
+        return crowded
 
     def _chain(self, held: Sequence[str], chosen: Sequence[str]) -> list[str]:
         """The chosen hosts, each behind the nearest one: so each domain is entered once."""

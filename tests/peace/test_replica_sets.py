@@ -173,3 +173,26 @@ def test_no_domain_is_entered_twice(
     for domain in {places[host][0][:depth] for host in chain for depth in (1, 2) if places[host][0][depth - 1 :]}:
         inside = [place for place, host in enumerate(chain) if places[host][0][: len(domain)] == domain]
         assert inside[-1] - inside[0] == len(inside) - 1
+
+
+@given(networks(), st.integers(1, 4))
+def test_a_set_that_is_chosen_is_not_crowded(
+    network: tuple[dict[str, Place], dict[Domain, float], dict[str, float]], many: int
+) -> None:
+    """Sets are crowded by their members beyond the shares of domains. From any set, members that are replaced by others
+    with which it is less crowded, one at a time, lead to one that is not crowded: there is always such a member.
+    """
+    places, links, loads = network
+    many = min(many, len(places))
+    sets = ReplicaSets(places, links)
+    crowding = sets.crowding(places, many)
+    assert crowding(sets.choose(list(places), (), many, 1.0, loads, {})) == 0
+    shares = limits(places, (), list(places), many)
+    for chosen in combinations(places, many):
+        taken = Counter(places[host][0][:depth] for host in chosen for depth in range(1, len(places[host][0]) + 1))
+        crowded = sum(max(0, count - shares[domain]) for domain, count in taken.items())
+        assert crowding(chosen) == crowded
+        if crowded:
+            others = [host for host in places if host not in chosen]
+            replaced = ({*chosen, other} - {host} for other in others for host in chosen)
+            assert any(crowding(each) < crowded for each in replaced)

@@ -9,11 +9,12 @@ Invariants:
 * A copy of an old chunk counts at its target from the moment at which it is asked for until it is made, this host's and
   those that the plan of copies tells of. There it counts as much as the disk that is loaded most: copies made at a time
   spread over hosts in proportion to their disks, and loads decide between hosts with as many copies.
-* Replica sets are chosen anew when a chunk ends, never for a better balance alone: so no copy is made for it.
+* Replica sets are chosen anew when a chunk ends, never for a better balance of load: so no copy is made for it. For
+  copies that lie too close together one is (`logstore.replica.spreading`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -27,6 +28,7 @@ from logstore.cluster.stream_rates import HostLoads
 from logstore.replica import messages
 from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.registrations import Member
+from logstore.replica.spreading import Crowding, never_crowded
 
 TELL_S: Final = 2.0
 COPY_BYTES_S: Final = 1 << 20
@@ -70,6 +72,11 @@ class SetChoice:
         if is_new:
             self.rates.placed(stream, [*holders, *hosts])
         return tuple(by_host[host] for host in hosts)
+
+    def crowding(self, hosts: Iterable[str], copies: int) -> Crowding:
+        """See `logstore.replica.spreading.MeasureCrowding`."""
+        planner = self._current_planner()
+        return (never_crowded if planner is None else planner.crowding)(hosts, copies)
 
     def _copy_rate(self) -> int:
         return COPY_BYTES_S + max(self.rates.loads().values(), default=0)
