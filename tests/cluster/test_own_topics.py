@@ -158,6 +158,22 @@ async def test_what_an_earlier_version_has_made_is_not_made_less_safe(tmp_path: 
             assert (found.replicas, min_copies(found)) == numbers
 
 
+async def test_a_host_of_an_earlier_version_and_a_new_one_agree(tmp_path: Path) -> None:
+    """The earlier one asks for two members where it sees three hosts, also of a topic that is to have two copies: the
+    new one leaves that, and does not write the entry again.
+    """
+    async with two_hosts(tmp_path, factor=2) as (one, other, store):
+        assert await made(one) == (2, 1)
+        topic = await stored_topic(store, GROUPS_TOPIC)
+        asked = replace(topic, settings={**topic.settings, "min.insync.replicas": "2"})
+        await one.topics.alter(GROUPS_TOPIC, topic.topic_id, lambda _: asked)
+        for host in (one, other):
+            await asks_for(host, GROUPS_TOPIC, 2)
+        await host_comes(store, 3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await stored_topic(store, GROUPS_TOPIC) == asked
+
+
 async def test_a_topic_that_was_made_behind_the_coming_of_hosts_needs_a_second_copy(tmp_path: Path) -> None:
     """Its maker counted the hosts before they came: the others see more, and have nothing to wait for."""
     async with two_hosts(tmp_path) as (one, _, store):
