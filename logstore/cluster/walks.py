@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-AT_ONCE: Final = 16
-"""An owner that hears of another host takes some 40 microseconds, more with the first ones."""
+AT_ONCE: Final = 50
+"""An owner that hears of another host takes some 40 microseconds."""
 
 T = TypeVar("T")
 
