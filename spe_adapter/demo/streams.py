@@ -69,7 +69,8 @@ class Follower:
             fetched = self._client.start_fetch(self._stream, self._offset, FETCH_BYTES).receive()
             chunk = scan(fetched.records, self._offset)
             yield from self._decoder.decode(fetched.records, chunk, self._offset, end)
-            self._offset = max(self._offset, chunk.next_offset)
+            # What was appended since the look at the end is decoded by the next call.
+            self._offset = max(self._offset, min(end, chunk.next_offset))
 
 
 def end_offset(client: Client, stream: TopicPartition) -> int:

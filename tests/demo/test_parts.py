@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from logstore.base.addresses import Address
 from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
-from logstore.client.wire import TopicPartition
+from logstore.client.wire import OffsetInfo, TopicPartition
 from spe_adapter.datasource.ranges import limited
 from spe_adapter.demo.progress import DONE, PlainLines
 from spe_adapter.demo.purchases import (
@@ -143,6 +144,31 @@ def test_appending_goes_on_across_a_kill(tmp_path: Path) -> None:
                 sidecar.kill()
                 sidecar.restart()
         found = [from_values(batch.column("value")) for batch in Follower(client, stream).read_new()]
+        assert averages(together(found)) == averages(together(blocks))
+
+
+def test_what_is_appended_between_a_look_and_its_fetch_is_read(tmp_path: Path) -> None:
+    """The reader looks where a stream ends, and fetches. An answer that holds records beyond that end costs none."""
+    blocks = list(generate(3_000, 5, 1, 1_000))
+    with Sidecar(tmp_path / "data") as sidecar, Client([Address("127.0.0.1", sidecar.port)]) as writer:
+        writer.partitions("purchases", create=True)
+        stream = TopicPartition("purchases", 0)
+        appender, left = Appender(writer, stream, SystemClock()), iter(blocks)
+        appender.append(next(left))
+
+        class Reader(Client):
+            """Another block is appended behind each look, as long as there is one."""
+
+            def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
+                found = super().offsets(timestamps_ms)
+                for block in islice(left, 1):
+                    appender.append(block)
+                return found
+
+        with Reader([Address("127.0.0.1", sidecar.port)]) as client:
+            follower = Follower(client, stream)
+            found = [from_values(batch.column("value")) for _ in blocks for batch in follower.read_new()]
+        assert sum(len(each.items) for each in found) == sum(len(each.items) for each in blocks)
         assert averages(together(found)) == averages(together(blocks))
 
 
