@@ -15,7 +15,7 @@ import trio
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
-from logstore.base.tls import file_states
+from logstore.base.followed_files import FollowedFiles
 
 CHECK_S: Final = 10.0
 """How often the file is looked at."""
@@ -34,10 +34,7 @@ class AcceptedSecrets:
         self._path = path
         self._read = read
         self._setting = setting
-        self._loaded = self._states()
-        """The state of the file that the secret is of."""
-        self._refused: object = None
-        """The state in which the file could not be used the last time, if that was the last time."""
+        self._followed = FollowedFiles((str(path),))
         self._secret = read(path)
         self._former: dict[bytes, float] = {}
         """When each of them ends, in the event loop's seconds."""
@@ -67,23 +64,19 @@ class AcceptedSecrets:
     async def _look(self, report: Report) -> None:
         now_s = trio.current_time()
         self._former = {secret: until_s for secret, until_s in self._former.items() if until_s > now_s}
-        states = await trio.to_thread.run_sync(self._states, abandon_on_cancel=True)
-        if states == self._loaded:  # as of before reading: a file that changes meanwhile is read again
+        states = await trio.to_thread.run_sync(self._followed.states, abandon_on_cancel=True)
+        if self._followed.is_loaded(states):
             return
         try:
             secret = await trio.to_thread.run_sync(self._read, self._path, abandon_on_cancel=True)
         except CairnError as error:
-            if states != self._refused:
-                self._refused = states
+            if self._followed.refuse(states):
                 report(SECRET_UNUSABLE, of=self._setting, error=str(error), effect="the former one stays in use")
             return
-        self._loaded, self._refused = states, None
+        self._followed.load(states)
         if secret != self._secret:
             self._former.pop(secret, None)
             self._former[self._secret] = trio.current_time() + OVERLAP_S
             self._former = dict(list(self._former.items())[-MAX_FORMER:])
             self._secret = secret
         report(SECRET_LOADED, of=self._setting, former_accepted_s=int(OVERLAP_S))
-
-    def _states(self) -> object:
-        return file_states((str(self._path),))

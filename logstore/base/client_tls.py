@@ -18,7 +18,8 @@ from typing import Final
 from logstore.base.certificate_events import CERTIFICATES_LOADED, CERTIFICATES_UNUSABLE
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
-from logstore.base.tls import CERTIFICATES_ROOM, FileStates, file_states
+from logstore.base.followed_files import FollowedFiles
+from logstore.base.tls import CERTIFICATES_ROOM
 
 KEPT: Final = "the previously loaded files stay in use"
 """What becomes of a connection whose files cannot be used."""
@@ -73,13 +74,9 @@ class ClientTls:
     ) -> None:
         self.side = side
         self._load = load
-        self._files = tuple(files)
         self._certificate = certificate
         self._lock = Lock()
-        self._seen = file_states(self._files)
-        """The state of the files that what was loaded is of."""
-        self._refused: FileStates | None = None
-        """The state in which they could not be used the last time, if that was the last time."""
+        self._followed = FollowedFiles(files)
         self._loaded = load()
         self.context: ssl.SSLContext = ChangingContext(lambda: self._loaded)
         self.expires_ms = self._expiry_ms()
@@ -88,17 +85,16 @@ class ClientTls:
     def reload(self, *, force: bool = False) -> bool:
         """See ServerTls."""
         with self._lock:  # else the slower of two threads could put the older files back
-            states = file_states(self._files)
-            if states == self._seen and not force:  # as of before loading: files that change meanwhile are loaded again
+            states = self._followed.states()
+            if self._followed.is_loaded(states) and not force:
                 return False
             try:
                 self._loaded = self._load()
             except CairnError:
-                was_refused, self._refused = states == self._refused, states
-                if was_refused and not force:
+                if not self._followed.refuse(states) and not force:
                     return False
                 raise
-            self._seen, self._refused = states, None
+            self._followed.load(states)
             self.expires_ms = self._expiry_ms()
             return True
 

@@ -12,7 +12,7 @@ from threading import Lock
 from logstore.base.certificate_events import SECRET_LOADED, SECRET_UNUSABLE
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
-from logstore.base.tls import FileStates, file_states
+from logstore.base.followed_files import FileStates, FollowedFiles
 
 
 class SecretFile:
@@ -27,17 +27,14 @@ class SecretFile:
         self._report = report
         self._setting = setting
         self._lock = Lock()
-        self._loaded = file_states((path,))
-        """The state of the file that the secret is of."""
-        self._refused: FileStates | None = None
-        """The state in which the file could not be used the last time, if that was the last time."""
+        self._followed = FollowedFiles((path,))
         self._text = read()
 
     def __call__(self) -> str:
         """The secret now."""
         with self._lock:
-            states = file_states((self._path,))
-            if states != self._loaded:  # as of before reading: a file that changes meanwhile is read again
+            states = self._followed.states()
+            if not self._followed.is_loaded(states):
                 self._look(states)
             return self._text
 
@@ -50,12 +47,12 @@ class SecretFile:
         if not text:
             self._unusable(states, f"{self._path!r} is empty")
             return
-        self._loaded, self._refused, self._text = states, None, text
+        self._text = text
+        self._followed.load(states)
         self._report(SECRET_LOADED, of=self._setting)
 
     def _unusable(self, states: FileStates, why: str) -> None:
-        if states != self._refused:
-            self._refused = states
+        if self._followed.refuse(states):
             self._report(SECRET_UNUSABLE, of=self._setting, error=why, effect="the former one stays in use")
 
 

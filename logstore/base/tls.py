@@ -8,14 +8,13 @@ Invariants:
 * A client's certificate is checked by OpenSSL against `client_ca` alone, never against the system's authorities.
 """
 
-import os
 import ssl
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.base.errors import TlsError
+from logstore.base.followed_files import FollowedFiles
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 """What `TlsFiles.oldest_version` may be."""
@@ -29,8 +28,6 @@ CIPHERS_BEFORE_1_3: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, those with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of this kind."""
 CERTIFICATES_ROOM: Final = "logstore.base.x509"
 """Loaded only where there is a certificate: what reads it takes 2 MB."""
-FileStates = tuple[tuple[int, int, int], ...]
-"""Of each file what changes when it is replaced or written."""
 
 
 class TlsFiles(NamedTuple):
@@ -53,10 +50,7 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._loaded = self._states()
-        """The state of the files that the context is of."""
-        self._refused: FileStates | None = None
-        """The state in which they could not be used the last time, if that was the last time."""
+        self._followed = FollowedFiles((files.certificate, files.key, files.key_password_file, files.client_ca))
         self.context = self._load()
         self.expires_ms: int | None = import_module(CERTIFICATES_ROOM).expiry_ms(files.certificate)
         """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
@@ -72,23 +66,18 @@ class ServerTls:
         Connections that exist keep their context. Files that cannot be used are loaded again each time; TlsError is
         raised once for each state of them, and each time with `force`; the old context stays.
         """
-        states = self._states()
-        if states == self._loaded and not force:  # as of before loading: files that change meanwhile are loaded again
+        states = self._followed.states()
+        if self._followed.is_loaded(states) and not force:
             return False
         try:
             self.context = self._load()
         except TlsError:
-            was_refused, self._refused = states == self._refused, states
-            if was_refused and not force:
+            if not self._followed.refuse(states) and not force:
                 return False
             raise
-        self._loaded, self._refused = states, None
+        self._followed.load(states)
         self.expires_ms = import_module(CERTIFICATES_ROOM).expiry_ms(self._files.certificate)
         return True
-
-    def _states(self) -> FileStates:
-        files = self._files
-        return file_states((files.certificate, files.key, files.key_password_file, files.client_ca))
 
     def _load(self) -> ssl.SSLContext:
         files = self._files
@@ -160,18 +149,6 @@ class PeerTls(ServerTls):
         self._load_authorities(context)
         self.client_context = context
         return server_context
-
-
-def file_states(names: Iterable[str]) -> FileStates:
-    """What changes when one of these files is replaced or written; a file that is missing counts as one state."""
-    states = []
-    for name in names:
-        try:
-            found = os.stat(name)
-            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
-        except OSError:
-            states.append((0, 0, 0))
-    return tuple(states)
 
 
 def read_whole(*names: str) -> None:

@@ -259,7 +259,7 @@ def test_a_former_token_ends_where_the_file_cannot_be_looked_at(
     path, clock, hangs = tmp_path / "token", MockClock(), threading.Event()
     write(path, TOKENS[0])
     tokens = AcceptedTokens(path)
-    check, states = ClientCheck(tokens), tokens._states
+    check, states = ClientCheck(tokens), tokens._followed.states
 
     def hang() -> object:
         hangs.wait()
@@ -269,7 +269,7 @@ def test_a_former_token_ends_where_the_file_cannot_be_looked_at(
         write(path, TOKENS[1])
         await tokens._look(ignore)
         assert knows(check) == [0, 1]
-        monkeypatch.setattr(tokens, "_states", hang)
+        monkeypatch.setattr(tokens._followed, "states", hang)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tokens._look, ignore)
             await trio.lowlevel.checkpoint()
