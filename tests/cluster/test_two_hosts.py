@@ -5,7 +5,7 @@ Hosts are those of `epochs_world`, in virtual time; each coordinates groups as a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -103,6 +103,14 @@ class TwoHosts:
                 except CairnError:
                     continue
             await trio.sleep(0.05)
+
+    async def lose_in_turn(self, names: Iterable[str]) -> None:
+        """Lose each of these hosts, when nothing lacks a copy, and go on without it; then it is back."""
+        for name in names:
+            await self.until_whole()
+            await self.kill(name)
+            await self.go_on()
+            await self.start(name)
 
     async def go_on(self) -> None:
         """A commit of a group, a join of a new member, and an epoch: each is acknowledged, and nothing is lost."""
@@ -202,18 +210,10 @@ def test_a_cluster_of_two_goes_on_when_either_host_is_lost(lives: str) -> None:
             await hosts.start(other)
         await hosts.go_on()
         assert {hosts.numbers(name) for name in OWN} == {(3, "1")}
-        for lost in ("a", "b", "a"):
-            await hosts.until_whole()
-            await hosts.kill(lost)
-            await hosts.go_on()
-            await hosts.start(lost)
+        await hosts.lose_in_turn(("a", "b", "a"))
         await hosts.start("c")
         await hosts.world.cluster.until(lambda: {hosts.numbers(name) for name in OWN} == {(3, "2")})
-        for lost in "abc":
-            await hosts.until_whole()
-            await hosts.kill(lost)
-            await hosts.go_on()
-            await hosts.start(lost)
+        await hosts.lose_in_turn("abc")
         await hosts.world.check(hosts.epochs, PARTITIONS)
 
     run(test)
@@ -250,11 +250,7 @@ def test_a_host_of_a_cluster_with_two_copies_is_replaced() -> None:
         await hosts.until_drained("a")
         await hosts.kill("a")
         assert {hosts.numbers(name) for name in OWN} == {(2, "1")}
-        for lost in "bc":
-            await hosts.until_whole()
-            await hosts.kill(lost)
-            await hosts.go_on()
-            await hosts.start(lost)
+        await hosts.lose_in_turn("bc")
         await hosts.world.check(hosts.epochs, PARTITIONS)
 
     run(test, factor=2)

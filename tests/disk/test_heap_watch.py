@@ -10,7 +10,8 @@ import trio.testing
 from logstore.base.heap import Heap
 from logstore.disk.heap_watch import LOOK_S, watch_heap
 from logstore.disk.meter import DiskMeter
-from logstore.log.tail import HOLES_BYTES, StreamTail, Tail, TailEntry
+from logstore.log.tail import HOLES_BYTES
+from tests.support.tails import PushedTail
 from tests.support.virtual_time import run_virtual
 
 NEVER_BYTES = 1 << 40
@@ -33,16 +34,7 @@ class _Watched:
     """A heap that is watched, and the tail that says when to give it back."""
 
     def __init__(self) -> None:
-        self.heap, self.tail, self.meter = _LookedHeap(holes_bytes=NEVER_BYTES), Tail(16 << 20), DiskMeter()
-        self._stream, self._offset = StreamTail(), 0
-
-    def push(self, size: int, total_bytes: int) -> None:
-        """Batches of one size."""
-        for _ in range(total_bytes // size):
-            entry = TailEntry(self._offset, self._offset + 1, memoryview(bytes(size)), False)
-            self.tail.push(self._stream, entry)
-            self.tail.evict()
-            self._offset += 1
+        self.heap, self.tail, self.meter = _LookedHeap(holes_bytes=NEVER_BYTES), PushedTail(16 << 20), DiskMeter()
 
     async def until_given_back(self, times: int) -> None:
         """Time stands still meanwhile: a thread works."""
@@ -71,8 +63,8 @@ def test_holes_of_the_tail_are_given_back_at_once() -> None:
 
     async def check(watched: _Watched, clock: trio.testing.MockClock) -> None:
         for times in (1, 2):
-            watched.push(16_000, 16 << 20)
-            watched.push(1_000_000, 16 << 20)
+            watched.tail.push_all(16_000, 16 << 20)
+            watched.tail.push_all(1_000_000, 16 << 20)
             await watched.until_given_back(times)
         assert watched.heap.times_given_back == 2
         assert clock.current_time() == 0
@@ -85,8 +77,8 @@ def test_a_steady_load_gives_nothing_back() -> None:
 
     async def check(watched: _Watched, clock: trio.testing.MockClock) -> None:
         for _ in range(10):
-            watched.push(16_000, 16 << 20)
-            watched.push(1_000_000, HOLES_BYTES // 2)
+            watched.tail.push_all(16_000, 16 << 20)
+            watched.tail.push_all(1_000_000, HOLES_BYTES // 2)
             watched.meter.note_write(1 << 20)
             clock.jump(LOOK_S)
             await trio.testing.wait_all_tasks_blocked()

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from logstore.log.tail import HOLES_BYTES, StreamTail, Tail, TailEntry
+from logstore.log.tail import HOLES_BYTES
+from tests.support.tails import PushedTail
 
 BOUND_BYTES = 16 << 20
 PROGRAM = """
@@ -92,17 +93,9 @@ class _Filled:
     """A tail, and how often it said that there are holes."""
 
     def __init__(self) -> None:
-        self.tail, self._stream = Tail(BOUND_BYTES), StreamTail()
-        self.times, self._offset = 0, 0
+        self.tail = PushedTail(BOUND_BYTES)
+        self.times = 0
         self.tail.on_holes = self._heard
-
-    def push(self, size: int, total_bytes: int) -> None:
-        """Batches of one size."""
-        for _ in range(total_bytes // size):
-            entry = TailEntry(self._offset, self._offset + 1, memoryview(bytes(size)), False)
-            self.tail.push(self._stream, entry)
-            self.tail.evict()
-            self._offset += 1
 
     def _heard(self) -> None:
         self.times += 1
@@ -112,7 +105,7 @@ class _Filled:
 def test_a_steady_load_makes_no_holes(size: int) -> None:
     """Batches of one size, four times what the tail holds, ask for nothing to be given back."""
     filled = _Filled()
-    filled.push(size, 4 * BOUND_BYTES)
+    filled.tail.push_all(size, 4 * BOUND_BYTES)
     assert filled.times == 0
 
 
@@ -120,22 +113,22 @@ def test_small_batches_of_changing_size_make_no_holes() -> None:
     """Whatever replaces small batches and is small fills their holes."""
     filled = _Filled()
     for size in (16_000, 100, 1_000, 16_000, 1_000):
-        filled.push(size, BOUND_BYTES)
+        filled.tail.push_all(size, BOUND_BYTES)
     assert filled.times == 0
 
 
 def test_small_batches_beside_large_ones_make_no_holes() -> None:
     """A load of both asks for something only while it takes the place of the load before it."""
     filled = _Filled()
-    filled.push(16_000, BOUND_BYTES)
+    filled.tail.push_all(16_000, BOUND_BYTES)
     for _ in range(40):
-        filled.push(16_000, 1_000_000)
-        filled.push(1_000_000, 1_000_000)
+        filled.tail.push_all(16_000, 1_000_000)
+        filled.tail.push_all(1_000_000, 1_000_000)
     settled = filled.times
     assert settled <= BOUND_BYTES // HOLES_BYTES
     for _ in range(100):
-        filled.push(16_000, 1_000_000)
-        filled.push(1_000_000, 1_000_000)
+        filled.tail.push_all(16_000, 1_000_000)
+        filled.tail.push_all(1_000_000, 1_000_000)
     assert filled.times == settled
 
 
@@ -145,9 +138,9 @@ def test_each_change_to_large_batches_makes_holes() -> None:
     """
     filled = _Filled()
     for number in (1, 2, 3):
-        filled.push(16_000, BOUND_BYTES)
+        filled.tail.push_all(16_000, BOUND_BYTES)
         before = filled.times
-        filled.push(100_000, 2 * BOUND_BYTES)
+        filled.tail.push_all(100_000, 2 * BOUND_BYTES)
         assert filled.times - before == BOUND_BYTES // HOLES_BYTES - 1, f"change {number}: the last part is not whole"
 
 
@@ -157,13 +150,13 @@ def test_the_tail_gives_way_to_large_requests_on_their_way() -> None:
     """
     filled, coming = _Filled(), [0]
     filled.tail.coming_bytes = lambda: coming[0]
-    filled.push(1_000_000, 2 * BOUND_BYTES)
+    filled.tail.push_all(1_000_000, 2 * BOUND_BYTES)
     for coming[0], used_bytes in ((5 << 20, 11 << 20), (20 << 20, BOUND_BYTES // 2)):
         filled.tail.make_room()
         assert used_bytes - 1_001_000 < filled.tail.used_bytes <= used_bytes
     coming[0] = 0
-    filled.push(1_000, 2 * BOUND_BYTES)
+    filled.tail.push_all(1_000, 2 * BOUND_BYTES)
     assert filled.tail.used_bytes > BOUND_BYTES - 2_000
     coming[0] = 1 << 20
-    filled.push(1_000, 1_000)
+    filled.tail.push_all(1_000, 1_000)
     assert filled.tail.used_bytes <= 15 << 20
