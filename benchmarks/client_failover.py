@@ -48,7 +48,7 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostsReply
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import read
+from tests.cluster_processes.clients import read
 
 HOSTS: Final = ("a", "b", "c", "d")
 REPLICAS: Final = 3
