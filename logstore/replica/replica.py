@@ -551,6 +551,17 @@ class Replica:
         """A `Load` is not carried out, because too much waits for the disk: who wants it asks again."""
         del self._loads[token]
 
+    def found_damaged(self, stream: str, epoch: int) -> list[Effect]:
+        """A sealed chunk was read by this host for itself, and does not match its checksum: the owner hears of it, now
+        or when its registration is seen.
+        """
+        chunk = self._chunks.get(stream, epoch)
+        if chunk is None or chunk.state is not ReplicaState.SEALED:
+            return []
+        self._fail(chunk, is_damaged=True)
+        owner = self._owner_hosts.get(stream)
+        return [] if owner is None else [Send(owner, self._refused(stream, epoch, Reason.DAMAGED))]
+
     def load_failed(self, token: int) -> list[Effect]:
         """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""
         sender, message = self._loads.pop(token)
