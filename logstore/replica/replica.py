@@ -188,6 +188,11 @@ class Replica:
         chunk.end = chunk.durable
         chunk.is_damaged = chunk.is_damaged or is_damaged
 
+    def _fail_damaged(self, chunk: ReplicaChunk) -> None:
+        """A part cannot be read. Readers of a sealed chunk see the other parts still: it may be the last copy."""
+        chunk.was_sealed = chunk.state is ReplicaState.SEALED
+        self._fail(chunk, is_damaged=True)
+
     # ---- appends
 
     def _append(self, sender: str, message: Append) -> list[Effect]:
@@ -535,7 +540,7 @@ class Replica:
 
     def _readable_bytes(self, chunk: ReplicaChunk) -> int:
         """How much of a chunk readers may see."""
-        if chunk.state is ReplicaState.SEALED and chunk.is_followed:
+        if (chunk.state is ReplicaState.SEALED or chunk.was_sealed) and chunk.is_followed:
             return chunk.durable.length_bytes
         return min(chunk.acked_bytes, chunk.durable.length_bytes)
 
@@ -558,7 +563,7 @@ class Replica:
         chunk = self._chunks.get(stream, epoch)
         if chunk is None or chunk.state is not ReplicaState.SEALED:
             return []
-        self._fail(chunk, is_damaged=True)
+        self._fail_damaged(chunk)
         owner = self._owner_hosts.get(stream)
         return [] if owner is None else [Send(owner, self._refused(stream, epoch, Reason.DAMAGED))]
 
@@ -568,6 +573,6 @@ class Replica:
         chunk = self._chunks.get(message.stream, message.epoch)
         refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
         if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
-            self._fail(chunk, is_damaged=True)
+            self._fail_damaged(chunk)
         owner = self._owner_hosts.get(message.stream, sender)
         return [Send(host, refused) for host in dict.fromkeys((sender, owner))]
