@@ -104,13 +104,13 @@ class _SealedChunk(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Turn:
+class _OwnTurn:
     size_bytes: int = 0
 
 
 @asynccontextmanager
 async def _at_once() -> AsyncIterator[ScrubTurn]:
-    yield _Turn()
+    yield _OwnTurn()
 
 
 ALONE: Final = ScrubHooks(_at_once, lambda stream, epoch: None)
