@@ -8,13 +8,17 @@ from contextlib import asynccontextmanager, suppress
 from errno import EIO, EMFILE
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from logstore.base.system import SystemClock
+from logstore.disk.files import OsFiles
 from logstore.disk.reads_beside import ReadsBeside
-from logstore.disk.scrub import DAMAGE_PAUSE_S, HOLD_S, Scrub, ScrubHooks, ScrubTurn
+from logstore.disk.scrub import ALONE, DAMAGE_PAUSE_S, HOLD_S, Scrub, ScrubHooks, ScrubTurn
+from logstore.engine import open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import DiskJob, Operation, Sync
@@ -41,6 +45,7 @@ from logstore.testing.faults import Fault, FileCall
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from tests.cluster.batches import FIRST_MS, STREAM, ChunkOfOwner
+from tests.support.limits import PATIENCE_S
 from tests.support.virtual_time import run_virtual
 
 PERIOD_DAYS = 2
@@ -72,7 +77,7 @@ class ScrubWorld:
     def __init__(self, disk: SimDisk | None = None) -> None:
         self.disk = disk or SimDisk()
         self.reports = RecordedReports()
-        settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=250_000))
+        settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=450_000))
         self.store = Store.open(
             self.disk, VirtualClock(FIRST_MS), settings, new_id=lambda: uuid.UUID(int=7), report=self.reports
         )
@@ -122,7 +127,7 @@ class ScrubWorld:
         return sent
 
     def stream(self, batches: int = 9) -> Stream:
-        """A stream of a sidecar alone: several chunks of three batches of 100 KB."""
+        """A stream of a sidecar alone: several chunks of four batches of 100 KB."""
         created = self.store.create_topic("t", 1, {})
         self.driver.run()
         (stream,) = created.result().partitions
@@ -180,8 +185,8 @@ def written_out(world: ScrubWorld, *epochs: int) -> None:
 # ---- what is found
 
 
-@pytest.mark.parametrize("byte", [0, 14, 30, 250_000, 700_000])
-def test_a_flipped_bit_of_a_replica_that_nobody_reads_is_told_within_the_period(byte: int) -> None:
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (14, 0), (15, 6), (30, 0), (250_000, 0), (700_000, 7)])
+def test_a_flipped_bit_of_a_replica_that_nobody_reads_is_told_within_the_period(byte: int, bit: int) -> None:
     """Also one of the leader epoch, which no batch's checksum covers: the chunk's checksum does. No other is told."""
 
     async def test() -> None:
@@ -189,7 +194,7 @@ def test_a_flipped_bit_of_a_replica_that_nobody_reads_is_told_within_the_period(
         for epoch in (1, 2, 3):
             world.replica(epoch, base_offset=epoch * 100)
         written_out(world, 1, 2, 3)
-        world.flip(2, byte, bit=0)
+        world.flip(2, byte, bit)
         await world.for_days(PERIOD_DAYS)
         assert set(world.told) == {(STREAM, 2)}
         assert "scrub_found_damage" in world.reports.names()
@@ -363,6 +368,7 @@ def test_a_replica_that_is_removed_while_it_is_read_is_not_damaged() -> None:
         await world.for_days(PERIOD_DAYS)
         assert pieces > 6
         assert not world.told
+        assert "scrub_could_not_read" not in world.reports.names()
         assert world.scrub.figures.damaged_chunks == 0
 
     in_virtual_time(test)
@@ -373,7 +379,7 @@ def test_a_chunk_that_is_trimmed_while_it_is_read_is_not_damaged() -> None:
 
     async def test() -> None:
         world = ScrubWorld()
-        stream = world.stream(12)
+        stream = world.stream(16)
         second = stream.chunks[1]
 
         def trim() -> None:
@@ -536,3 +542,39 @@ def test_a_piece_is_one_read_and_its_pages_are_dropped() -> None:
     read = [call for call in disk.log[reads:] if call.kind == "read"]
     assert len(read) == pieces
     assert max(call.size_bytes for call in read) <= PIECE_BYTES
+
+
+async def test_a_running_store_checks_its_files(tmp_path: Path) -> None:
+    """On real files and threads: the damaged replica is told, the whole one is not, and both can be read on."""
+    files = OsFiles(tmp_path)
+    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=RecordedReports())
+    told: list[tuple[str, int]] = []
+    heard = trio.Event()
+
+    def found(stream: str, epoch: int) -> None:
+        told.append((stream, epoch))
+        heard.set()
+
+    with trio.fail_after(PATIENCE_S):
+        async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
+            await engine.wait(store.replicas.prepare())
+            for epoch in (1, 2):
+                sent = ChunkOfOwner(epoch, epoch * 100)
+                write = sent.write(8, value=VALUE)
+                at = ChunkPrefix(*write.at)
+                await engine.wait(store.replicas.append(STREAM, epoch, at, write.entries, write.founding))
+                await engine.wait(store.replicas.cut(STREAM, epoch, ChunkPrefix(*sent.end)))
+            log = store.replicas.log(STREAM, 2)
+            assert log is not None
+            if log.has_unwritten:
+                await engine.wait(log.write_backlog())
+            path = tmp_path / log.chunks[0].log_path
+            content = bytearray(path.read_bytes())
+            content[600_000] ^= 1
+            path.write_bytes(content)
+            nursery.start_soon(engine.scrub.run, ScrubSettings(1, 1 << 30), ALONE._replace(found_damaged=found))
+            await heard.wait()
+            nursery.cancel_scope.cancel()
+    files.close()
+    assert told == [(STREAM, 2)]
+    assert engine.scrub.figures.chunks == 1
