@@ -34,7 +34,20 @@ from logstore.client.wire import (
     produce_request,
     request_header,
 )
-from logstore.format.batch import iterate_batches
+from logstore.errors import CairnError, StagedMissing, StorageFailed, TryAgain
+from logstore.format.batch import is_empty, iterate_batches
+from logstore.format.epoch_api import (
+    EPOCH_COMMIT,
+    STAGE,
+    EpochCommitRequest,
+    Part,
+    Reply,
+    Request,
+    StageRequest,
+    TaskOutput,
+    decode_reply,
+    encode_request,
+)
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.format.topic_partition import TopicPartition
 from logstore.interfaces import Buffer
@@ -49,6 +62,8 @@ PAUSE_S = 0.02
 TIMEOUT_MS = 1_500
 MAX_WAIT_MS = 200
 FETCH_BYTES = 1 << 16
+EPOCH_RECORDS = 4
+"""Of an epoch, in each partition; two tasks write them."""
 OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, UNKNOWN_PRODUCER_ID, INVALID_PRODUCER_EPOCH = 45, 46, 59, 47
 NEVER = frozenset((OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID))
 """Errors that an idempotent producer alone must not meet: each would make it lose or double a record."""
@@ -169,7 +184,7 @@ class SimulatedProducer(SimulatedClient):
             self.history.sent(self.name, sequence, [record.value or b"" for record in records])
             await self._deliver(bytes(batch), sequence)
             sequence += len(values)
-            await trio.sleep(self._random.choice((0.001, 0.01, 0.1)))
+            await trio.sleep(self._random.choice((0.01, 0.1, 0.4)))
 
     async def _deliver(self, batch: bytes, sequence: int) -> None:
         attempt = 0
@@ -201,6 +216,8 @@ class SimulatedReader(SimulatedClient):
         self.stream = stream
         self.history = history
         self.offset = 0
+        self.log: dict[int, bytes] = {}
+        """All that was read; nothing at offsets that clients are not shown."""
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -225,9 +242,82 @@ class SimulatedReader(SimulatedClient):
         where = f"{self.name} from {leader.host}"
         self.history.high_watermark_shown(fetched.high_watermark, where)
         for position, header in iterate_batches(fetched.records):
-            for record in decode_batch(fetched.records, position):
-                if record.offset >= self.offset and not header.is_control:
-                    self.history.read(record.offset, record.value or b"", header.partition_leader_epoch, where)
-                    if record.offset >= fetched.high_watermark:
-                        self.history.broken(f"{where}: offset {record.offset}, the end is {fetched.high_watermark}")
+            if header.next_offset > fetched.high_watermark:
+                self.history.broken(f"{where}: a batch to {header.next_offset}, the end is {fetched.high_watermark}")
+            self.log |= dict.fromkeys(range(header.base_offset, header.next_offset), b"")
+            for record in decode_batch(fetched.records, position) if not is_empty(header) else ():
+                self.log[record.offset] = record.value or b""
+                self.history.read(record.offset, record.value or b"", header.partition_leader_epoch, where)
             self.offset = max(self.offset, header.next_offset)
+
+    async def read_to(self, offset: int) -> None:
+        """Read until everything in front of an offset is there."""
+        while self.offset < offset:
+            await self.read()
+
+
+class EpochClient(SimulatedClient):
+    """A query: stages and commits one epoch after the other, with records for every partition of a topic."""
+
+    def __init__(self, cluster: WholeCluster, name: str, histories: dict[TopicPartition, ClientHistory]) -> None:
+        super().__init__(cluster, name)
+        self.histories = histories
+        self.committed = 0
+
+    async def run(self) -> None:
+        """Commit epochs until cancelled."""
+        while True:
+            await self._epoch(self.committed)
+            for history in self.histories.values():
+                history.committed(self.name, self.committed * EPOCH_RECORDS)
+            self.committed += 1
+            await trio.sleep(self._random.choice((0.1, 0.3, 1)))
+
+    async def _epoch(self, number: int) -> None:
+        values = {
+            stream: [b"%s-%d-%d" % (self.name.encode(), number, i) for i in range(EPOCH_RECORDS)]
+            for stream in self.histories
+        }
+        for stream, history in self.histories.items():
+            history.sent(self.name, number * EPOCH_RECORDS, values[stream])
+        for attempt in range(1_000):
+            if await self._attempt(number, f"a{number}.{attempt}", values):
+                return
+        raise AssertionError(f"epoch {number} was never committed: {self.outcomes}")
+
+    async def _attempt(self, number: int, attempt: str, values: dict[TopicPartition, list[bytes]]) -> bool:
+        """Run the two tasks of an epoch and commit it; False: what was staged has gone."""
+        now_ms, half = NOW_MS + int(trio.current_time() * 1000), EPOCH_RECORDS // 2
+        for task in range(2):
+            parts, data = list[Part](), b""
+            for stream, all_of_it in values.items():
+                own = all_of_it[task * half : (task + 1) * half]
+                batch = encode_batch([Record(i, now_ms, None, value) for i, value in enumerate(own)])
+                parts.append(Part(stream.topic, stream.partition, len(batch), 1, half))
+                data += batch
+            await self._surely(STAGE, StageRequest(self.name, "run", number, task, attempt, 0, tuple(parts), data))
+        tasks = tuple(TaskOutput(task, attempt, 1) for task in range(2))
+        commit = EpochCommitRequest(self.name, "run", number, "error", tasks, f"p{number}", False)
+        try:
+            await self._surely(EPOCH_COMMIT, commit)
+        except StagedMissing:
+            self.outcomes["staged output gone"] += 1
+            return False
+        self.outcomes["committed"] += 1
+        return True
+
+    async def _surely(self, api_key: int, request: Request) -> Reply:
+        """Ask any host, again and again. Raises what is no reason to ask again."""
+        whole = b"".join(bytes(part) for part in encode_request(request, correlation_id=1))
+        while True:
+            try:
+                answer = await self.ask(kafka_address(self._random.choice(NAMES)), api_key, b"", whole)
+            except NotAnswered:
+                continue
+            _, reply = decode_reply(api_key, b"\0\0\0\1" + answer)
+            if isinstance(reply, TryAgain | StorageFailed):
+                await self.failed(f"epoch: {type(reply).__name__}")
+            elif isinstance(reply, CairnError):
+                raise reply
+            else:
+                return reply

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -60,6 +61,7 @@ class ClientConnection:
         self.client = client
         self.host = host
         self.is_ended = False
+        self._scope = trio.CancelScope()
         self._to_host, self._outgoing = trio.open_memory_channel[bytes](1000)
         self._incoming_sender, self._incoming = trio.open_memory_channel[bytes](1000)
         self._received = bytearray()
@@ -90,9 +92,15 @@ class ClientConnection:
     async def run(self, host_end: trio.socket.SocketType) -> None:
         """Carry bytes both ways until an end closes."""
         async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
             nursery.start_soon(self._carry_out, host_end, nursery.cancel_scope)
             nursery.start_soon(self._carry_back, host_end, nursery.cancel_scope)
         host_end.close()
+        del self._network.connections[self]
+
+    def end(self) -> None:
+        """Both ends find that the connection has ended; what is on its way is lost."""
+        self._scope.cancel()
 
     async def _carry_out(self, host_end: trio.socket.SocketType, scope: trio.CancelScope) -> None:
         async for data in self._outgoing:
@@ -143,6 +151,7 @@ class SimulatedNetwork:
         self._changed = trio.Event()
         self.hosts: dict[str, _Attached] = {}
         self._silent: set[str] = set()
+        self.connections: dict[ClientConnection, None] = {}
 
     # ---- faults
 
@@ -176,6 +185,11 @@ class SimulatedNetwork:
         self._change()
         for other in list(self.hosts.values()):
             other.links.peer_ended(name, is_refused=not is_silent)
+
+    def reset(self, name: str) -> None:
+        """All connections of clients to a host end."""
+        for connection in [each for each in self.connections if each.host == name]:
+            connection.end()
 
     def is_silent(self, name: str) -> bool:
         """Whether a host went without a word, and has not come back."""
@@ -218,7 +232,9 @@ class SimulatedNetwork:
             raise HostUnreachable(f"{host} is away")
 
         async def serve() -> None:
-            answers.append(b"".join(await at.links.handler(kind)(caller, memoryview(payload))))
+            handler = at.links.handler(kind)  # none yet, while the host starts: it ends the connection
+            with suppress(HostUnreachable, OSError):
+                answers.extend([b"".join(await handler(caller, memoryview(payload)))] if handler else [])
             done.set()
 
         async def give_up() -> None:
@@ -248,6 +264,7 @@ class SimulatedNetwork:
             raise ConnectionResetError(f"{address} has ended")
         near, far = socket.socketpair()
         connection = ClientConnection(self, client, address.host)
+        self.connections[connection] = None
         near.setblocking(False)
         self.nursery.start_soon(connection.run, trio.socket.from_stdlib_socket(near))
         at.admit(_PlainSocket(fileno=far.detach()), client)
@@ -261,9 +278,9 @@ class SimulatedCalls(HostCalls):
         super().__init__(own, peers)
         self._network = network
 
-    def handler(self, kind: int) -> Handler:
+    def handler(self, kind: int) -> Handler | None:
         """What serves a kind of call."""
-        return self._handlers[kind]
+        return self._handlers.get(kind)
 
     async def call(self, host: str, kind: int, payload: Sequence[Buffer]) -> memoryview:
         """See HostCalls."""
@@ -282,7 +299,7 @@ class SimulatedLinks(HostLinks):
         self._host_nursery = nursery
         self.calls = SimulatedCalls(own, self._peers, network)
 
-    def handler(self, kind: int) -> Handler:
+    def handler(self, kind: int) -> Handler | None:
         """What serves a kind of call."""
         assert isinstance(self.calls, SimulatedCalls)
         return self.calls.handler(kind)

@@ -5,6 +5,7 @@
 * The records of a producer are in the order of its sequence numbers, each once, and none between two is missing.
 * Nothing is read that was not sent.
 * What lies in front of a high watermark that was shown is there in the end: a high watermark says what is acknowledged.
+* A batch, and an epoch of a query, is there whole or not at all, and no reader is told an end within it.
 * In a leader epoch, one host acknowledges.
 """
 
@@ -33,6 +34,8 @@ class ClientHistory:
     """The leader epoch of each record that was read, by offset."""
     shown: int = 0
     """The highest high watermark."""
+    ends: set[int] = field(default_factory=set)
+    """All of them."""
 
     def broken(self, what: str) -> None:
         """A promise is broken. Raises PromiseBroken."""
@@ -52,9 +55,14 @@ class ClientHistory:
             if is_first:
                 self.ackers[offset] = host
 
+    def committed(self, writer: str, number: int) -> None:
+        """An epoch is committed, and so acknowledged; where its records are is not known."""
+        self.acked.update(self.batches[writer, number])
+
     def high_watermark_shown(self, high_watermark: int, where: str) -> None:
         """A reader is told where the end is."""
         self.shown = max(self.shown, high_watermark)
+        self.ends.add(high_watermark)
 
     def read(self, offset: int, value: bytes, epoch: int, where: str) -> None:
         """A reader gets a record."""
@@ -82,14 +90,33 @@ class ClientHistory:
                 self.broken(f"{where}: offset {offset} has {log.get(offset)!r}, but {value!r} was acknowledged or read")
         if self.shown > end:
             self.broken(f"{where}: the log ends at {end}, and a reader was told {self.shown}")
-        following: dict[str, int] = {}
-        for offset in range(end):
-            producer, number = self.numbers[log[offset]]
-            if number != following.setdefault(producer, 0):
-                self.broken(f"{where}: offset {offset} has number {number} of {producer}, after {following[producer]}")
-            following[producer] = number + 1
+        missing = self.acked - set(log.values())
+        if missing:
+            self.broken(f"{where}: {min(missing)!r} was acknowledged, and is lost")
+        self._check_order(log, where)
+        self._check_ends(log, where)
         owners: dict[int, str] = {}
         for offset, host in sorted(self.ackers.items()):
             epoch = self.epochs.get(offset)
             if epoch is not None and owners.setdefault(epoch, host) != host:
                 self.broken(f"{host} and {owners[epoch]} acknowledge in epoch {epoch}")
+
+    def _check_order(self, log: dict[int, bytes], where: str) -> None:
+        following: dict[str, int] = {}
+        for offset, value in sorted(log.items()):
+            if not value:
+                continue
+            producer, number = self.numbers[value]
+            if number != following.setdefault(producer, 0):
+                self.broken(f"{where}: offset {offset} has number {number} of {producer}, after {following[producer]}")
+            following[producer] = number + 1
+
+    def _check_ends(self, log: dict[int, bytes], where: str) -> None:
+        """No high watermark lies within a batch, or within the records of an epoch."""
+        for (producer, _), values in self.batches.items():
+            found = [self.offsets[value] for value in values if value in self.offsets]
+            within = self.ends & set(range(min(found) + 1, max(found) + 1)) if found else ()
+            if within:
+                self.broken(f"{where}: a reader was told {min(within)}, within {values} of {producer}")
+            if 0 < len(found) < len(values):
+                self.broken(f"{where}: {len(found)} of {values} are there")
