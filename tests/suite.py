@@ -79,7 +79,7 @@ PARTS = (
     Part("rest", (), 260, 3 * 60 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
-    Part("cluster", ("cluster",), 240, 60 * 60, Lane.SPARK),
+    Part("cluster", ("cluster", "whole"), 270, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("programs", ("benchmarks", "demo", "docs", "security"), 300, 30 * 60, Lane.SPARK),
     Part("figures", ("figures",), 10, 4 * 60 * 60, Lane.SPARK, is_alone=True),

@@ -240,7 +240,8 @@ class SimulatedReader(SimulatedClient):
             return
         self.outcomes["fetched"] += 1
         where = f"{self.name} from {leader.host}"
-        self.history.high_watermark_shown(fetched.high_watermark, where)
+        self.history.high_watermark_shown(fetched.high_watermark)
+        self._check_end(leader.host, fetched.high_watermark, where)
         for position, header in iterate_batches(fetched.records):
             if header.next_offset > fetched.high_watermark:
                 self.history.broken(f"{where}: a batch to {header.next_offset}, the end is {fetched.high_watermark}")
@@ -249,6 +250,17 @@ class SimulatedReader(SimulatedClient):
                 self.log[record.offset] = record.value or b""
                 self.history.read(record.offset, record.value or b"", header.partition_leader_epoch, where)
             self.offset = max(self.offset, header.next_offset)
+
+    def _check_end(self, host: str, high_watermark: int, where: str) -> None:
+        """A high watermark says what is acknowledged by all, which the owner knows; that never goes back."""
+        running = self._cluster.hosts.get(host)
+        if running is not None:
+            stream = running.cluster.engine.store.stream(*self.stream).stream
+            if running.host.owns(stream) and high_watermark > running.host.owners[stream].high_watermark:
+                self.history.broken(
+                    f"{where}: a reader was told {high_watermark}, and "
+                    f"{running.host.owners[stream].high_watermark} is acknowledged"
+                )
 
     async def read_to(self, offset: int) -> None:
         """Read until everything in front of an offset is there."""

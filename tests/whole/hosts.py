@@ -138,9 +138,7 @@ class WholeCluster:
         make_groups = partial(_group_handlers, settings, broker, self.reports)
         known = _groups(settings, alone, engine.store, self.reports).apis()
         facts = partial(HostFacts, "0", 1, 1)
-        served = FRONT.serve(
-            cluster, FRONT.parts(broker, engine.store, callers, [listener], facts, make_groups, known)
-        )
+        served = FRONT.serve(cluster, FRONT.parts(broker, engine.store, callers, [listener], facts, make_groups, known))
         server = SimulatedServer(broker, served.handlers)
         server._listener, server._clients = listener, nursery
         nursery.start_soon(served.run)

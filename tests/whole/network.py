@@ -158,15 +158,15 @@ class SimulatedNetwork:
     def cut(self, sender: str, receiver: str) -> None:
         """Let nothing pass in this direction."""
         self.cuts.add((sender, receiver))
-        self._change()
+        self.change()
 
     def heal(self) -> None:
         """Let everything pass again, at the usual pace."""
         self.cuts.clear()
         self.faults = NetworkFaults()
-        self._change()
+        self.change()
 
-    def _change(self) -> None:
+    def change(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
@@ -174,7 +174,7 @@ class SimulatedNetwork:
         """A host is on the network."""
         self._silent.discard(name)
         self.hosts[name] = _Attached(links, nursery)
-        self._change()
+        self.change()
 
     def detach(self, name: str, *, is_silent: bool) -> None:
         """A host is gone. `is_silent`: nothing says so; otherwise others find that its address refuses connections."""
@@ -182,7 +182,7 @@ class SimulatedNetwork:
         attached.is_gone.set()
         if is_silent:
             self._silent.add(name)
-        self._change()
+        self.change()
         for other in list(self.hosts.values()):
             other.links.peer_ended(name, is_refused=not is_silent)
 

@@ -29,7 +29,8 @@ class PlantedPatch(NamedTuple):
 
 
 _APPEND: Final = ReplicatedStream._append
-_OFFER: Final = ReplicatedStream._offer
+_ACKED: Final = ReplicatedStream.acked
+_FOUNDING: Final = ReplicatedStream.founding
 _ADMIT: Final = ProducerTable.admit
 
 
@@ -42,10 +43,16 @@ def _answers_early(stream: ReplicatedStream, records: bytearray | memoryview, he
     return ticket
 
 
-def _shows_what_is_appended(stream: ReplicatedStream) -> None:
-    """Readers are told the end of what was appended, acknowledged or not."""
-    _OFFER(stream)
+def _shows_what_is_appended(stream: ReplicatedStream, high_watermark: int) -> None:
+    """Readers are told the end of what was appended, as soon as something of it is acknowledged."""
+    _ACKED(stream, high_watermark)
     stream.high_watermark = stream.end_offset
+
+
+def _founding_all_the_same(stream: ReplicatedStream, base_offset: int) -> bytes:
+    """What a chunk is founded on, which the bug above must not change."""
+    stream.high_watermark = base_offset
+    return _FOUNDING(stream, base_offset)
 
 
 async def _forgets_producers(*_: Any) -> ProducerTable[AppendTicket]:
@@ -65,7 +72,10 @@ def _does_not_sync(_: object, __: FileSystem) -> None:
 
 PLANTED: Final = {
     "answered before it is durable": (PlantedPatch(ReplicatedStream, "_append", _answers_early),),
-    "high watermark beyond what is acknowledged": (PlantedPatch(ReplicatedStream, "_offer", _shows_what_is_appended),),
+    "high watermark beyond what is acknowledged": (
+        PlantedPatch(ReplicatedStream, "acked", _shows_what_is_appended),
+        PlantedPatch(ReplicatedStream, "founding", _founding_all_the_same),
+    ),
     "producers are forgotten": (PlantedPatch(ChunkReads, "load_producers", _forgets_producers),),
     "sequence is taken twice": (PlantedPatch(ProducerTable, "admit", _takes_again),),
     "nothing is synced": (

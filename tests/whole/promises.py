@@ -4,7 +4,8 @@
   the offset that its producer was told, and is there in the end.
 * The records of a producer are in the order of its sequence numbers, each once, and none between two is missing.
 * Nothing is read that was not sent.
-* What lies in front of a high watermark that was shown is there in the end: a high watermark says what is acknowledged.
+* What lies in front of a high watermark that was shown is there in the end. (`tests.whole.clients` compares each with
+  what is acknowledged.)
 * A batch, and an epoch of a query, is there whole or not at all, and no reader is told an end within it.
 * In a leader epoch, one host acknowledges.
 """
@@ -59,7 +60,7 @@ class ClientHistory:
         """An epoch is committed, and so acknowledged; where its records are is not known."""
         self.acked.update(self.batches[writer, number])
 
-    def high_watermark_shown(self, high_watermark: int, where: str) -> None:
+    def high_watermark_shown(self, high_watermark: int) -> None:
         """A reader is told where the end is."""
         self.shown = max(self.shown, high_watermark)
         self.ends.add(high_watermark)

@@ -25,7 +25,7 @@ from tests.whole.hosts import NAMES, WholeCluster, whole_cluster
 from tests.whole.network import NetworkFaults
 from tests.whole.promises import ClientHistory
 
-ACTIONS: Final = 25
+ACTIONS: Final = 15
 SETTLE_S: Final = 120
 RESTART_S: Final = 1.0
 SEGMENT_BYTES: Final = 4096
@@ -35,7 +35,7 @@ PRODUCERS: Final = 2
 """Of one partition."""
 KINDS: Final = (
     "kill", "power", "start", "start", "cut", "cut host", "cut client", "loss", "slow disk", "slow net", "heal",
-    "meta off", "meta on", "meta cut", "reset", "wipe",
+    "meta off", "meta on", "meta cut", "reset", "wipe", "lost answers", "lost answers",
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ class WholeRun:
                 for writer in (*self.producers, self.query):
                     writers.start_soon(writer.run)
                 for _ in range(self.actions):
-                    await trio.sleep(self.random.choice((0.01, 0.1, 0.5, 2, 5)))
+                    await trio.sleep(self.random.choice((0.01, 0.1, 0.5, 1, 3)))
                     await self._fault()
                 await self._heal()
                 await self._in_time("everything goes on", self._settled)
@@ -113,6 +113,8 @@ class WholeRun:
             self._heal_network()
         elif kind == "reset":
             cluster.network.reset(host)
+        elif kind == "lost answers":
+            await self._lose_answers(host)
         elif kind == "wipe":
             await self._wipe(host)
         else:
@@ -150,6 +152,22 @@ class WholeRun:
                 return
             await trio.sleep(RESTART_S)
 
+    async def _lose_answers(self, name: str) -> None:
+        """A host serves clients that hear nothing of it, and is gone: they send again to another one what it has
+        appended.
+        """
+        if name not in self.cluster.hosts:
+            return
+        for client in (*self.producers, *self.readers):
+            self.cluster.network.cut(name, client.name)
+        await trio.sleep(self.random.choice((0.05, 0.2, 3)))
+        if name in self.cluster.hosts:
+            await self.cluster.kill(name, is_power_cut=self.random.random() < 0.5)
+            self._start_those_down()
+        for client in (*self.producers, *self.readers):
+            self.cluster.network.cuts.discard((name, client.name))
+        self.cluster.network.change()
+
     async def _wipe(self, name: str) -> None:
         """The machine gets an empty disk, if every chunk has all its copies."""
         if name in self.cluster.hosts and self._is_whole():
@@ -180,7 +198,8 @@ class WholeRun:
         with trio.move_on_after(SETTLE_S) as limit:
             await wait()
         if limit.cancelled_caught:
-            outcomes = [(each.name, dict(each.outcomes)) for each in (*self.producers, *self.readers, self.query) if each]
+            clients = [each for each in (*self.producers, *self.readers, self.query) if each is not None]
+            outcomes = [(each.name, dict(each.outcomes)) for each in clients]
             raise PromiseBroken(f"not after {SETTLE_S} s: {what}; {self.faults}; {outcomes}\n{self.cluster.describe()}")
 
     async def _settled(self) -> None:
@@ -188,7 +207,7 @@ class WholeRun:
         assert self.query is not None
         produced = [producer.outcomes["produced"] for producer in self.producers]
         epochs, ends = self.query.committed, [history.shown for history in self.histories.values()]
-        while (
+        while (  # noqa: ASYNC110  clients tell nobody
             any(each.outcomes["produced"] <= before for each, before in zip(self.producers, produced, strict=True))
             or self.query.committed <= epochs + 1
             or any(reader.offset <= end for reader, end in zip(self.readers, ends, strict=True))
@@ -206,7 +225,7 @@ class WholeRun:
                 await self._in_time(f"copies are whole after {away!r} was away", self._until_whole)
 
     async def _until_whole(self) -> None:
-        while not self._is_whole():
+        while not self._is_whole():  # noqa: ASYNC110  hosts tell nobody
             await trio.sleep(0.1)
 
     async def _check_all(self) -> None:
