@@ -49,7 +49,7 @@ class NetworkFaults:
 class _PlainSocket(socket.socket):
     """One end of a pair in this process, which has none of TCP's options."""
 
-    def setsockopt(self, *_: Any) -> None:  # type: ignore[override]
+    def setsockopt(self, *_: Any) -> None:
         """Nothing to set."""
 
 

@@ -72,8 +72,9 @@ class WholeRun:
             async with trio.open_nursery() as writers:
                 for reader in self.readers:
                     readers.start_soon(reader.run)
-                for writer in (*self.producers, self.query):
-                    writers.start_soon(writer.run)
+                writers.start_soon(self.query.run)
+                for producer in self.producers:
+                    writers.start_soon(producer.run)
                 for _ in range(self.actions):
                     await trio.sleep(self.random.choice((0.01, 0.1, 0.5, 1, 3)))
                     await self._fault()
@@ -229,10 +230,21 @@ class WholeRun:
             await trio.sleep(0.1)
 
     async def _check_all(self) -> None:
-        for stream, history in self.histories.items():
-            reader = SimulatedReader(self.cluster, f"check {stream.topic}-{stream.partition}", stream, history)
-            await reader.read_to(max((history.shown, *(offset + 1 for offset in history.at_offset))))
-            history.check(reader.log, f"read from {sorted(self.cluster.hosts)}")
+        """Read and check every partition, until each epoch is in all of its partitions or in none."""
+        found: set[int] = set()
+        while len(found) != 1:
+            found = {await self._check(stream) for stream in self.histories if stream.topic == RESULTS}
+        await self._check(next(iter(self.histories)))
+
+    async def _check(self, stream: TopicPartition) -> int:
+        """Check the whole log of a partition; returns the number of the query's last record in it."""
+        history = self.histories[stream]
+        reader = SimulatedReader(self.cluster, f"check {stream.topic}-{stream.partition}", stream, history)
+        await reader.read_to(max((history.shown, *(offset + 1 for offset in history.at_offset))))
+        await reader.read()
+        history.check(reader.log, f"read from {sorted(self.cluster.hosts)}")
+        numbers = [history.numbers[value] for value in reader.log.values() if value]
+        return max((number for producer, number in numbers if producer == "q"), default=-1)
 
 
 def run_one(seed: int, *, order: int | None = None, actions: int = ACTIONS, trace: Trace | None = None) -> WholeRun:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.replica.history import PromiseBroken
 from tests.support.other_processes import printed_with_other_hashes
-from tests.support.virtual_time import StuckRun, Trace
+from tests.support.virtual_time import Trace
 from tests.whole.planted import PLANTED, planted
 from tests.whole.random_runs import run_one
 
@@ -14,9 +14,7 @@ FEW = 3
 """Faults of a short run."""
 MOST_SEEDS = 40
 """Random runs in which each bug is found, at most."""
-SLOW: frozenset[str] = frozenset()
-"""Those that need many runs."""
-FOUND_AT = {"answered before it is durable": 2}
+FOUND_AT = {"nothing is synced": 1}
 """The seed to try first, where it is not 0. Seeds change their meaning when the product does; then all are tried."""
 
 
@@ -45,17 +43,16 @@ def test_a_seed_repeats_its_run() -> None:
 
 def breaks_a_promise(seed: int, name: str) -> bool:
     """Whether a check of a random run finds a planted bug."""
+    is_found = False
     try:
         with planted(name):
             run_one(seed)
-    except* (PromiseBroken, StuckRun):
-        return True
-    return False
+    except* PromiseBroken:
+        is_found = True
+    return is_found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PLANTED]
-)
+@pytest.mark.parametrize("name", PLANTED)
 def test_checks_find_a_planted_bug(name: str) -> None:
     """Nobody has to know the bug: a history with it breaks a promise, in one of the first runs."""
     first = FOUND_AT.get(name, 0)
