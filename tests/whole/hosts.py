@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -167,6 +167,12 @@ class WholeCluster:
         await running.ended.wait()
         self.metadata.heal(name)
 
+    def close(self) -> None:
+        """Close what is left of hosts; nothing runs any more."""
+        self.network.close()
+        for machine in self.machines.values():
+            machine.close()
+
     def describe(self) -> str:
         """The state of the cluster, to be read by people."""
         lines = [f"at {trio.current_time():.3f} s: up {sorted(self.hosts)}, cuts {sorted(self.network.cuts)}"]
@@ -188,8 +194,9 @@ async def whole_cluster(seed: int) -> AsyncIterator[WholeCluster]:
     with no_threads():
         async with trio.open_nursery() as service:
             await service.start(metadata.serve)
-            async with trio.open_nursery() as nursery:
+            async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
                 cluster = WholeCluster(nursery, metadata, random)
+                stack.callback(cluster.close)
                 async with trio.open_nursery() as starts:
                     for name in NAMES:
                         starts.start_soon(cluster.start, name)

@@ -113,6 +113,7 @@ class Machine:
         self.slowness = 1.0
         self.disk = self._sized(SimDisk(unit_bytes=UNIT_BYTES))
         self._writers: VirtualWriters | None = None
+        self._descriptors: list[int] = []
 
     def took_s(self) -> float:
         """How long the next work of the disk takes."""
@@ -154,6 +155,7 @@ class Machine:
         """Recover the store, and run it in the nursery; it ends when that is cancelled, as at a kill."""
         store = Store.open(self.disk, VirtualClock(), settings, new_id=self.new_id, report=report)
         self._writers = writers = VirtualWriters(self, nursery)
+        self._descriptors.append(writers.eventfd)
         engine = StoreEngine(store, self.disk, cast(WriterThreads, writers), nursery)
         engine.stop_readers()
         engine._readers = engine._look_ups = cast(ReaderThreads, VirtualReaders(self))
@@ -163,6 +165,11 @@ class Machine:
         ):  # fmt: skip
             nursery.start_soon(run)
         return engine
+
+    def close(self) -> None:
+        """Close what hosts had open here; nothing runs any more."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
     def new_id(self) -> uuid.UUID:
         """An identity, from the seed."""

@@ -91,12 +91,14 @@ class ClientConnection:
 
     async def run(self, host_end: trio.socket.SocketType) -> None:
         """Carry bytes both ways until an end closes."""
-        async with trio.open_nursery() as nursery:
-            self._scope = nursery.cancel_scope
-            nursery.start_soon(self._carry_out, host_end, nursery.cancel_scope)
-            nursery.start_soon(self._carry_back, host_end, nursery.cancel_scope)
-        host_end.close()
-        del self._network.connections[self]
+        try:
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                nursery.start_soon(self._carry_out, host_end, nursery.cancel_scope)
+                nursery.start_soon(self._carry_back, host_end, nursery.cancel_scope)
+        finally:
+            host_end.close()
+            del self._network.connections[self]
 
     def end(self) -> None:
         """Both ends find that the connection has ended; what is on its way is lost."""
@@ -152,6 +154,12 @@ class SimulatedNetwork:
         self.hosts: dict[str, _Attached] = {}
         self._silent: set[str] = set()
         self.connections: dict[ClientConnection, None] = {}
+        self._host_ends: list[socket.socket] = []
+
+    def close(self) -> None:
+        """Close what hosts that were killed had open; nothing runs any more."""
+        for sock in self._host_ends:
+            sock.close()
 
     # ---- faults
 
@@ -267,7 +275,8 @@ class SimulatedNetwork:
         self.connections[connection] = None
         near.setblocking(False)
         self.nursery.start_soon(connection.run, trio.socket.from_stdlib_socket(near))
-        at.admit(_PlainSocket(fileno=far.detach()), client)
+        self._host_ends.append(_PlainSocket(fileno=far.detach()))
+        at.admit(self._host_ends[-1], client)
         return connection
 
 
