@@ -192,22 +192,52 @@ class _Observer:
             self.host.peer_refused(host)
 
 
-async def start_cluster(settings: ClusterSettings, local: LocalParts) -> RunningCluster:
+def open_metadata(
+    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
+) -> AbstractAsyncContextManager[MetadataStore]:
+    """The metadata store of a cluster. Raises ConfigError."""
+    if isinstance(where, EtcdUrl):
+        etcd = EtcdSettings(
+            endpoints=where.endpoints,
+            namespace=where.namespace,
+            attempt_s=ETCD_ATTEMPT_S,
+            user=security.etcd_user,
+            password=_followed_password(security.etcd_password_file, report),
+            tls=_etcd_tls(security),
+        )
+        return open_etcd(etcd, random, report)
+    return open_sqlite(where.path, random)
+
+
+OPEN_METADATA: Final[OpenMetadata] = open_metadata
+"""For who does not know this module's types."""
+
+
+class Outside(NamedTuple):
+    """How a host reaches what is not itself: the metadata store, and the other hosts."""
+
+    open_metadata: OpenMetadata
+    make_links: Callable[[OwnEnd], HostLinks]
+
+
+OUTSIDE: Final = Outside(open_metadata, HostLinks)
+
+
+async def start_cluster(settings: ClusterSettings, local: LocalParts, outside: Outside = OUTSIDE) -> RunningCluster:
     """Take all steps of a start but `join`; tasks run in the nursery.
 
     Raises DiskRefused, WrongCluster, CorruptFile, AddressError, OSError, MetadataError.
     """
     nursery, report = local.nursery, local.report
-    metadata: MetadataStore = await nursery.start(
-        _hold, open_metadata(settings.metadata, settings.security, local.random, report)
-    )
+    opened = outside.open_metadata(settings.metadata, settings.security, local.random, report)
+    metadata: MetadataStore = await nursery.start(_hold, opened)
     tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
     certificates = followed(((tls, trio.sleep_forever), _tls_of(metadata)), nursery, local.clock, report)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
     own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
-    links = HostLinks(own)
+    links = outside.make_links(own)
     link = await nursery.start(links.serve, settings.listen)
     PeerList(view, links, report)
     addresses: dict[str, str] = {}
@@ -338,27 +368,6 @@ def _ask_for_slots(
 
 
 START: Final[StartCluster] = start_cluster
-"""For who does not know this module's types."""
-
-
-def open_metadata(
-    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
-) -> AbstractAsyncContextManager[MetadataStore]:
-    """The metadata store of a cluster. Raises ConfigError."""
-    if isinstance(where, EtcdUrl):
-        etcd = EtcdSettings(
-            endpoints=where.endpoints,
-            namespace=where.namespace,
-            attempt_s=ETCD_ATTEMPT_S,
-            user=security.etcd_user,
-            password=_followed_password(security.etcd_password_file, report),
-            tls=_etcd_tls(security),
-        )
-        return open_etcd(etcd, random, report)
-    return open_sqlite(where.path, random)
-
-
-OPEN_METADATA: Final[OpenMetadata] = open_metadata
 """For who does not know this module's types."""
 
 
