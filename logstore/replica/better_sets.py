@@ -10,7 +10,7 @@ Invariants:
   behind one that was crowded rests for REST_MS. So a rack that comes and goes, or has no room, costs a stream a chunk
   in ten minutes at most.
 
-Costs: two comparisons of tuples in each look, where hosts have racks; a crowding when the hosts, or the set, are others.
+Costs: two comparisons of tuples in each look, where hosts have racks; a crowding when hosts or set are others.
 """
 
 from collections.abc import Collection
