@@ -405,6 +405,12 @@ class ClusterTopics:
 
         return self._start_asked(delete)
 
+    async def is_deleted(self, name: str, topic_id: uuid.UUID) -> bool:
+        """Whether the metadata store says that a topic was deleted. Raises MetadataError, also where it is not the
+        store of this cluster.
+        """
+        return await self._host.topics.deleted(name, topic_id)
+
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""
         return self._start(self._producer_ids.take)
