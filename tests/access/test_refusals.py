@@ -35,8 +35,8 @@ async def test_a_refusal_names_the_right(tmp_path: Path) -> None:
 
 
 async def test_commands_name_the_right_and_what_is_not_known(tmp_path: Path) -> None:
-    """`cairn topics` without Describe on the cluster shows no sizes, not sizes of 0; `describe` without the right on the
-    settings shows the rest, and names that right; what has no text in Kafka's answer gets the right from the command.
+    """`cairn topics` without Describe on the cluster shows no sizes, not sizes of 0; `describe` without that on
+    the settings shows the rest, and names it; what has no text in Kafka's answer gets the right from the command.
     """
     async with world(tmp_path) as here:
         await here.create_topic("t")

@@ -119,9 +119,7 @@ def test_nothing_is_made_in_a_store_that_is_not_the_clusters(then: bytes) -> Non
             lambda: survey.places("t", 0, {}),
         )
         for ask in asked:
-            with pytest.raises(
-                MetadataDamaged, match=r"of (no cluster|cluster other).* keep the data directories"
-            ):
+            with pytest.raises(MetadataDamaged, match=r"of (no cluster|cluster other).* keep the data directories"):
                 await ask()
         kept = {schema.CLUSTER_KEY} if then else set()
         assert {entry.key for entry in (await store.page("")).entries} == {entry.key for entry in left} | kept
