@@ -215,9 +215,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    whole = OwnStore(metadata, identity.cluster_id)
-    store_settings, producer_ids = local.engine.store.settings, ProducerIds(whole)
-    age = await ClusterClock.open(whole, local.clock)
+    store_settings, entries = local.engine.store.settings, OwnStore(metadata, identity.cluster_id)
+    producer_ids, age = ProducerIds(entries), await ClusterClock.open(entries, local.clock)
     waits = _takeover_waits(local, metadata, age)
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
