@@ -11,7 +11,7 @@ Invariants:
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from logstore.base.addresses import Address
 from logstore.client import wire
@@ -32,6 +32,7 @@ from logstore.client.errors import (
     unanswered,
 )
 from logstore.client.network import HostNetwork, Network
+from logstore.client.pending import Pending
 from logstore.client.security import PLAINTEXT, ClientSecurity
 from logstore.client.wire import DEFAULT_REPLICATION, Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import (
@@ -78,10 +79,13 @@ class Client:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         client_id: str = "cairn",
         security: ClientSecurity = PLAINTEXT,
+        is_strict: bool = False,
     ) -> None:
+        """`is_strict`: no call takes longer than `limit_s`; else its last attempt may take `request_timeout_s` more."""
         self._network = secured(network or HostNetwork(), security, client_id)
         self._connections = Connections(addresses, self._network, request_timeout_s)
         self._limit_s = limit_s
+        self._is_strict = is_strict
         self._answer_ms = int(request_timeout_s * ANSWER_SHARE * 1000)
         self._client_id = client_id
         self._correlation_id = 0
@@ -536,6 +540,10 @@ class Client:
 
     def retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
         """Call `ask` until it succeeds or its error is final. Raises Unavailable at the deadline."""
+        with self._connections.waiting.until(deadline_s if self._is_strict else None):
+            return self._retry_until(ask, deadline_s)
+
+    def _retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -563,37 +571,6 @@ class Client:
         """Note that the host that answered does not lead the stream."""
         if is_so and self._asked_for is not None:
             self._connections.stray(self._asked_for)
-
-
-class Pending(Generic[T]):
-    """A request under way: the caller sends it, does other work, and reads the answer later.
-
-    The caller must not use the client for another request in between. `send` sends the request and returns its
-    correlation id; `receive` reads the answer.
-    """
-
-    def __init__(self, client: Client, send: Callable[[], int], receive: Callable[[int], T]) -> None:
-        self._client = client
-        self._send = send
-        self._receive = receive
-        self._correlation_id: int | None = None
-        try:
-            self._correlation_id = send()
-        except SidecarRefused:
-            pass  # the stream has no leader now; `receive` looks again
-        except OSError:
-            client.close()  # a part of the request may have been sent; `receive` sends it again on a new connection
-
-    def receive(self, deadline_s: float | None = None) -> T:
-        """Read the answer; sends the request again if the connection breaks. Raises Unavailable at the deadline
-        (default: the client's time limit from now).
-        """
-
-        def ask() -> T:
-            correlation_id, self._correlation_id = self._correlation_id, None
-            return self._receive(self._send() if correlation_id is None else correlation_id)
-
-        return self._client.retry_until(ask, self._client.deadline_s() if deadline_s is None else deadline_s)
 
 
 __all__ = ["Client", "Pending", "SidecarRefused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]

@@ -4,13 +4,14 @@ Invariants:
 * Where no server says that another one leads a stream, there is one connection, and nothing is asked beside requests.
 * A stream whose leader is not known any more is *astray*: it is looked up before the next request for it is sent.
 * After a failure the next of the addresses is tried first: a host that is silent does not use up all the time.
+* Where a call has an end (`Waiting.until`), no attempt of it waits longer; several addresses share what is left.
 * A request uses one connection, from sending to the answer (`at`).
 """
 
 import contextlib
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Final
 
@@ -30,6 +31,8 @@ MAX_HOSTS: Final = 64
 """Hosts of a cluster that are remembered beside the addresses that the client was given."""
 SECURE_NETWORK: Final = "logstore.client.secure_network"
 """Loaded only where connections are secured: new Spark workers start faster without it."""
+LEAST_S: Final = 0.05
+"""An attempt gets so much time, however late it begins."""
 _DEFAULT_PORT: Final = 9092
 _LENGTH: Final = struct.Struct(">i")
 
@@ -60,15 +63,39 @@ def secured(network: Network, security: ClientSecurity, client_id: str) -> Netwo
     return secure
 
 
-class Connection:
-    """A connection to the first of some addresses that answers, made when it is needed. `timeout_s`: how long it waits
-    for the server to send or take bytes.
+class Waiting:
+    """How long connections wait for a server to send or take bytes: `timeout_s`, and not beyond the end of a
+    call that has one, in monotonic seconds; LEAST_S in any case.
     """
 
-    def __init__(self, addresses: Sequence[Address], network: Network, timeout_s: float) -> None:
-        self.addresses = list(addresses)
+    def __init__(self, network: Network, timeout_s: float) -> None:
         self._network = network
         self._timeout_s = timeout_s
+        self._ends_s: float | None = None
+
+    @contextlib.contextmanager
+    def until(self, ends_s: float | None) -> Iterator[None]:
+        """Let a call end at a moment; None: it ends when it ends."""
+        self._ends_s, before_s = ends_s, self._ends_s
+        try:
+            yield
+        finally:
+            self._ends_s = before_s
+
+    def left_s(self, shares: int = 1) -> float:
+        """How long to wait now, where as many servers as there are shares may be asked one after the other."""
+        if self._ends_s is None:
+            return self._timeout_s
+        return max(LEAST_S, min(self._timeout_s, (self._ends_s - self._network.monotonic_s()) / shares))
+
+
+class Connection:
+    """A connection to the first of some addresses that answers, made when it is needed."""
+
+    def __init__(self, addresses: Sequence[Address], network: Network, waiting: Waiting) -> None:
+        self.addresses = list(addresses)
+        self._network = network
+        self._waiting = waiting
         self._socket: socket.socket | None = None
 
     @property
@@ -97,16 +124,16 @@ class Connection:
         """The socket. Raises OSError if no address answers."""
         if self._socket is None:
             failure: OSError | None = None
-            for _ in range(len(self.addresses)):
+            for shares in range(len(self.addresses), 0, -1):
                 try:
-                    self._socket = self._network.connect(self.addresses[0], self._timeout_s)
+                    self._socket = self._network.connect(self.addresses[0], self._waiting.left_s(shares))
                     break
                 except OSError as error:
                     failure = error
                     self.addresses.append(self.addresses.pop(0))
             else:
                 raise failure or OSError("no address")
-            self._socket.settimeout(self._timeout_s)
+        self._socket.settimeout(self._waiting.left_s())
         return self._socket
 
     def send(self, pieces: Sequence[Buffer]) -> None:
@@ -148,8 +175,8 @@ class Connections:
     def __init__(self, addresses: Sequence[Address], network: Network, timeout_s: float) -> None:
         self._given = list(addresses)
         self._network = network
-        self._timeout_s = timeout_s
-        self.home = self.at = Connection(addresses, network, timeout_s)
+        self.waiting = Waiting(network, timeout_s)
+        self.home = self.at = Connection(addresses, network, self.waiting)
         self._others: dict[Address, Connection] = {}
         self._leaders: dict[TopicPartition, Address] = {}
         self._astray: dict[TopicPartition, None] = {}
@@ -191,7 +218,7 @@ class Connections:
             return
         found = self._others.get(address)
         if found is None:
-            found = self._others[address] = Connection([address], self._network, self._timeout_s)
+            found = self._others[address] = Connection([address], self._network, self.waiting)
         self.at = found
 
     def leader(self, stream: TopicPartition) -> Address | None:

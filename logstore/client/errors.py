@@ -16,6 +16,7 @@ CORRUPT_MESSAGE: Final = 2
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 NOT_LEADER: Final = 6
+TOPIC_AUTHORIZATION_FAILED: Final = 29
 TOPIC_ALREADY_EXISTS: Final = 36
 INVALID_PARTITIONS: Final = 37
 INVALID_CONFIG: Final = 40
@@ -39,7 +40,7 @@ _NAMES: Final = {
     24: "INVALID_GROUP_ID",
     25: "UNKNOWN_MEMBER_ID",
     27: "REBALANCE_IN_PROGRESS",
-    29: "TOPIC_AUTHORIZATION_FAILED",
+    TOPIC_AUTHORIZATION_FAILED: "TOPIC_AUTHORIZATION_FAILED",
     30: "GROUP_AUTHORIZATION_FAILED",
     31: "CLUSTER_AUTHORIZATION_FAILED",
     32: "INVALID_TIMESTAMP",
@@ -64,7 +65,7 @@ _ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
 _HINTS: Final = {
     UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` creates one",
     15: "in a cluster this happens while too few hosts with the groups are alive: `cairn hosts` shows which are away",
-    29: _ASK_FOR_RIGHTS,
+    TOPIC_AUTHORIZATION_FAILED: _ASK_FOR_RIGHTS,
     30: _ASK_FOR_RIGHTS,
     31: _ASK_FOR_RIGHTS,
 }

@@ -116,7 +116,7 @@ class ClusterHost:
     def __init__(self, parts: HostParts, membership: Membership, limits: OwnerLimits | None = None) -> None:
         self.name = parts.identity.host
         self.view = parts.view
-        self.topics = StoredTopics(parts.store, parts.view)
+        self.topics = StoredTopics(parts.store, parts.view, parts.identity.cluster_id)
         self._parts = parts
         self._membership = membership
         self._limits = limits or OwnerLimits()

@@ -166,13 +166,22 @@ def _described(path: Path) -> Mapping[str, HostPlace]:
 
 
 def _from_script(script: str, name: str) -> str:
-    """What Hadoop's rack script says of this host. Raises RacksError, OSError."""
+    """What Hadoop's rack script says of this host. Raises RacksError."""
+    command = f"topology-script: {script} {name}"
+    mend = f"correct the script (it prints one path, such as /rack1, for {name}), or give --rack instead"
     try:
         done = subprocess.run(  # noqa: S603  the operator names the program
             [script, name], capture_output=True, text=True, timeout=SCRIPT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise RacksError(f"{script} {name}: has not ended after {SCRIPT_S:g} s") from error
+        raise RacksError(f"{command}: has not ended after {SCRIPT_S:g} s; {mend}") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RacksError(f"{command}: cannot be run ({why}): name an executable program, or give --rack") from error
     if done.returncode:
-        raise RacksError(f"{script} {name}: exit status {done.returncode}: {done.stderr.strip()[-200:]}")
-    return read_script_output(done.stdout, [name], f"{script} {name}").hosts[0].path
+        said = done.stderr.strip()[-200:] or "and it has said nothing"
+        raise RacksError(f"{command}: exit status {done.returncode}: {said}; {mend}")
+    try:
+        return read_script_output(done.stdout, [name], command).hosts[0].path
+    except RacksError as error:
+        raise RacksError(f"{error}; {mend}") from error

@@ -46,6 +46,7 @@ from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
+from logstore.cluster.own_store import OwnStore
 from logstore.cluster.part import Homes, HostMember, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.streams.chunk_reads import ChunkReads
@@ -250,8 +251,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts, outside: O
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    store_settings, producer_ids = local.engine.store.settings, ProducerIds(metadata)
-    age = await ClusterClock.open(metadata, local.clock)
+    store_settings, entries = local.engine.store.settings, OwnStore(metadata, identity.cluster_id)
+    producer_ids, age = ProducerIds(entries), await ClusterClock.open(entries, local.clock)
     waits = _takeover_waits(local, metadata, age)
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
@@ -260,7 +261,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts, outside: O
     services = StreamServices(host, local.clock, report, load, spawn, retention, is_away, refused)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
     topics = ClusterTopics(host, facts, producer_ids, services, local.new_id)
-    access = StoredAccess(metadata, report, nursery.start_soon)
+    access = StoredAccess(metadata, report, nursery.start_soon, cluster_id=identity.cluster_id)
     nursery.start_soon(own_place.follow, membership.move)
     await _follow(view, access, nursery)
     topics.take_all()

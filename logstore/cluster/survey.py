@@ -65,6 +65,10 @@ class SurveyedHost(Protocol):
         """What it knows of the cluster."""
 
     @property
+    def topics(self) -> StoredTopics:
+        """Topics and hosts in the metadata store."""
+
+    @property
     def placing(self) -> Placing:
         """Where chunks of its streams may lie."""
 
@@ -111,7 +115,6 @@ class Survey:
         self._host = host
         self.departures = Departures(host.view, store)
         """What operators may change of hosts."""
-        self._stored = StoredTopics(store, host.view)
         self.waits = WaitNotes(store, host.view)
         """What they may change of what waits for chunks."""
         self._view = host.view
@@ -162,7 +165,7 @@ class Survey:
             if self._latest is not None and self._clock.monotonic_s() < self._latest[0] + REUSE_S:
                 return self._latest[1]
             heads = await self._view.newest_heads()
-            counts, joined = await self._count(heads, schema.CHUNKS), await self._stored.known_hosts()
+            counts, joined = await self._count(heads, schema.CHUNKS), await self._host.topics.known_hosts()
             reply = await self._hosts_reply(counts, heads, joined)
             self._latest = (self._clock.monotonic_s(), reply)
             return reply
@@ -173,6 +176,7 @@ class Survey:
         """
         known = self._view.topics.get(topic)
         if known is None:
+            await self._host.topics.check_own()
             raise UnknownTopicOrPartition(f"topic {topic[:80]!r} does not exist")
         topic_id = known.topic.topic_id
         partitions = range(first, min(known.topic.partitions, first + PLACES_PER_REPLY))

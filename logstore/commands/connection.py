@@ -84,4 +84,5 @@ def _client(addresses: Sequence[Address], arguments: argparse.Namespace, securit
         request_timeout_s=arguments.timeout,
         client_id="cairn-command",
         security=security,
+        is_strict=True,
     )

@@ -2,7 +2,8 @@
 
 Invariants: nothing is changed. In a cluster each owner is asked for its own partitions, and for nothing that another
 host would have to say; what an owner does not say (none lives, or it does not answer) is shown as unknown, and the rest
-is shown all the same. What it does not say of one partition is unknown of that one alone, with the reason.
+is shown all the same. What it does not say of one partition is unknown of that one alone, with the reason. Who may not
+see the settings sees the rest.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from typing import Any
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import NOT_LEADER, SidecarRefused, Unavailable, name_of
+from logstore.client.errors import NOT_LEADER, TOPIC_AUTHORIZATION_FAILED, SidecarRefused, Unavailable, name_of
 from logstore.client.wire import EARLIEST, LATEST, OffsetInfo
 from logstore.commands.connection import connect_to
 from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_size, show_time
@@ -33,7 +34,7 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
     count = client.partitions(topic)
     streams = [TopicPartition(topic, partition) for partition in range(count)]
     places = Admin(client).places(topic)
-    configs = client.topic_configs(topic)
+    configs = _configs(client, topic)
     if places is not None:
         _describe_placed(places, _known_by_owners(topic, places.places, arguments), configs, arguments)
         return
@@ -46,6 +47,23 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
     ]
     _print(("partition", "earliest", "latest", "size"), rows, partitions)
     _print_unknown(partitions)
+    _print_configs(configs)
+
+
+def _configs(client: Client, topic: str) -> dict[str, str] | None:
+    """The settings of a topic; None: the user may not see them, but may see the rest."""
+    try:
+        return client.topic_configs(topic)
+    except SidecarRefused as error:
+        if error.code != TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return None
+
+
+def _print_configs(configs: dict[str, str] | None) -> None:
+    if configs is None:
+        print("the settings are not shown: that needs DescribeConfigs on the topic; ask for an ACL that allows it")
+        return
     print_fields(sorted(configs.items()))
 
 
@@ -136,7 +154,7 @@ def _known_by_owners(
 
 
 def _describe_placed(
-    reply: PlacesReply, known: dict[int, dict[str, Any]], configs: dict[str, str], arguments: argparse.Namespace
+    reply: PlacesReply, known: dict[int, dict[str, Any]], configs: dict[str, str] | None, arguments: argparse.Namespace
 ) -> None:
     unknown = dict.fromkeys(("earliest", "latest", "offsets_error", "bytes", "tier"))
     partitions = [
@@ -177,7 +195,7 @@ def _describe_placed(
             stream = TopicPartition(arguments.topic, place.partition)
             print(f"partition {place.partition} {wait_text(stream, wait)}")
     print()
-    print_fields(sorted(configs.items()))
+    _print_configs(configs)
 
 
 def _too_few_text(place: PlaceSummary) -> str:

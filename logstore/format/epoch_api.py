@@ -469,8 +469,7 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
 # The kind of an error is the name of its class, except here.
 _FENCED: Final = "FencedRun"
 
-# Errors of these requests whose constructor takes only a message; others are decoded as CairnError with the kind
-# before the message.
+# Errors of these requests whose constructor takes only a message; others are decoded as CairnError with the message.
 _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
     _FENCED: FencedIncarnation,
 } | {
@@ -544,7 +543,7 @@ def decode_error(value: object) -> CairnError:
         first, last = get_int(fields, "first", 0, _INT64_MAX), get_int(fields, "last", 0, _INT64_MAX)
         return CorruptChunk(message, first_offset=first, last_offset=last)
     plain = _PLAIN_ERRORS.get(kind)
-    return plain(message) if plain is not None else CairnError(f"{kind}: {message}")
+    return plain(message) if plain is not None else CairnError(message or kind)
 
 
 # ---- parts of a staged segment

@@ -32,6 +32,7 @@ from dataclasses import replace
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
+from logstore.replica.better_sets import BetterSets
 from logstore.replica.early_reads import EarlyReads
 from logstore.replica.effects import Acked, Deposed, Effect, Ready, Registered, Send
 from logstore.replica.fencing import Fencing, SealPlan
@@ -101,7 +102,7 @@ class Owner:
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
         self._shortage = Shortage(stream, self.limits, self._appending, self._reports)
         self._early_reads = EarlyReads(stream, self.limits.short_after_ms)
-        self._suspects = Suspects()
+        self._suspects, self._better = Suspects(), BetterSets()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
     # ---- what the log sees
@@ -167,8 +168,9 @@ class Owner:
 
     @property
     def wake_ms(self) -> int | None:
-        """When an owner at rest is to have a tick, because a host that failed may be chosen again; None: never."""
-        wakes = (self._suspects.wake_ms(self._live), self._repair.wake_ms, self._shortage.wake_ms)
+        """When an owner at rest is to have a tick, as when a host that failed may be chosen again; None: never."""
+        parts = (self._repair, self._shortage, self._better)
+        wakes = (self._suspects.wake_ms(self._live), *(part.wake_ms for part in parts))
         return min((at for at in wakes if at is not None), default=None) if self.state is OwnerState.APPENDING else None
 
     def may_append(self, size_bytes: int) -> bool:
@@ -450,6 +452,7 @@ class Owner:
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
         self._reports.chunk_opened()
+        self._better.begun(now_ms)
         self._appending.begin(chunk, now_ms)
         if len(self.registration.chunks) > MAX_CHUNKS + SPARE_CHUNKS:
             self._appending.end.take_no_more()
@@ -552,11 +555,7 @@ class Owner:
         trusted = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
         progress = self._appending.progress
         news = [member for member in trusted if member in gone or not progress[member].has_refused]
-        for member in news:
-            if member in gone:
-                self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
-            else:
-                self._suspects.add(member, self.limits.suspect_ms, now_ms, is_slow=is_slow)
+        self._suspects.add_all(news, gone, self.limits.suspect_ms, now_ms, is_slow=is_slow)
         reports = self._reports.failed(self.registration.epoch, news, reason)
         if self._swap is not None:
             return reports  # a repair is being registered; the next tick finds the members late again
@@ -573,12 +572,12 @@ class Owner:
         """
         following, end, growths = self._next_set(now_ms), self._appending.end, self._shared.growths
         is_full = len(self.registration.chunks) >= MAX_CHUNKS
-        is_better = following.size >= self.min_copies and following.is_better_than(self._appending.progress)
-        is_better = is_better and not is_full
+        progress, placing = self._appending.progress, self._repair.placing
+        is_better = self._better.is_better(following, progress, self.min_copies, placing, now_ms) and not is_full
         if not is_better:
             growths.give_back(self.stream, now_ms)
         elif end.has_turn or not end.is_due:
-            end.has_turn = growths.take(self.stream, now_ms, len(self._appending.progress)) or end.is_draining
+            end.has_turn = growths.take(self.stream, now_ms, len(progress)) or end.is_draining
         if not end.is_due or following.size < self.min_copies:
             end.go_on()
             return []

@@ -6,6 +6,7 @@ meanwhile, has failed once: a chunk that nobody stands in for may be late many t
 slow, and has confirmed something since, is slow and not broken: a host that is drained does not stand in for it.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +46,16 @@ class Suspects:
         self._pauses[member] = (pause_ms, now_ms)
         (self._again.add if is_repeated and is_broken else self._again.discard)(member)
         self.until_ms[member] = now_ms + pause_ms
+
+    def add_all(
+        self, members: Iterable[Member], gone: Collection[Member], suspect_ms: int, now_ms: int, *, is_slow: bool
+    ) -> None:
+        """Members have failed, those of them that are gone because they are: that is not broken."""
+        for member in members:
+            if member in gone:
+                self.until_ms[member] = now_ms + suspect_ms
+            else:
+                self.add(member, suspect_ms, now_ms, is_slow=is_slow)
 
     def confirmed(self, member: Member) -> None:
         """A member of the open chunk has confirmed something: it may be chosen at once."""

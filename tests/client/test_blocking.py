@@ -104,6 +104,28 @@ def client_of() -> Iterator[Callable[..., tuple[Client, ScriptedNetwork]]]:
 Make = Callable[..., tuple[Client, ScriptedNetwork]]
 
 
+def test_the_last_attempt_of_a_strict_call_ends_at_its_limit() -> None:
+    """Nobody answers nine tenths of the time that an attempt has: the next one gets what is left, and not as long
+    again.
+    """
+    given: list[float] = []
+
+    class Recorded(ScriptedNetwork):
+        def connect(self, address: Address, timeout_s: float) -> socket.socket:
+            given.append(timeout_s)
+            self.now_s += 0.9 * timeout_s
+            raise TimeoutError("timed out")
+
+    network = Recorded(None)
+    with (
+        Client([ADDRESS], network, limit_s=10.0, request_timeout_s=10.0, is_strict=True) as client,
+        pytest.raises(Unavailable),
+    ):
+        client.offsets({T0: wire.LATEST})
+    assert network.now_s <= 10.0
+    assert len(given) > 1
+
+
 def test_a_lost_connection_is_made_anew_and_the_question_repeated(client_of: Make) -> None:
     """A sidecar that restarts is not noticed, but for the time it takes."""
     client, network = client_of(hang_up, None, None, replying(OFFSET_7))

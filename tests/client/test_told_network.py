@@ -56,6 +56,20 @@ def test_an_address_where_nobody_answers_is_named_soon(address: Address, why: st
     assert network.now_s <= LIMIT_S + 1
 
 
+def test_several_silent_addresses_share_the_time_of_a_strict_call() -> None:
+    """A command's call ends at its limit, however many addresses it tries, and each of them is tried."""
+    network, told = PretendedNetwork(), list[str]()
+    asked = ToldNetwork(LIMIT_S, network, told.append)
+    addresses = [Address("h", 2), Address("h", 2), REFUSING]
+    with (
+        Client(addresses, asked, limit_s=LIMIT_S, request_timeout_s=LIMIT_S, is_strict=True) as client,
+        pytest.raises(Unavailable),
+    ):
+        client.topics()
+    assert len(told) == 2
+    assert LIMIT_S - 1 <= network.now_s <= LIMIT_S + 1
+
+
 def test_a_sidecar_that_is_restarted_is_no_news() -> None:
     """Refused for less than TELL_S, and then there: nothing is said."""
     network, told = PretendedNetwork(serves_after_s=TELL_S * 0.9), list[str]()

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from random import Random
 from string import ascii_lowercase
+from uuid import UUID
 
 import pytest
 import trio
@@ -11,12 +12,19 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import DeletePrefix, Entry, MetadataStore, Put, Transaction
 from logstore.cluster.members.membership import MembershipState
-from logstore.cluster.streams.stored_access import HEAD
+from logstore.cluster.own_store import OwnStore
+from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.retention_clock import ClusterClock
+from logstore.cluster.streams.stored_access import HEAD, StoredAccess
+from logstore.cluster.survey import Survey
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE, REPLICAS_REMOVED
 from logstore.kafka.api_types import Caller
+from logstore.kafka.security.stores import open_stores
 from logstore.replica.register import ReadRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
+from logstore.testing.clock import ManualClock
 from logstore.testing.metadata_contract import committed
+from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from tests.cluster.memory import MemoryCluster, simulated
 from tests.cluster.test_stored_access import ALICE, READ_T, ROOT, Host, settled, until, with_two_hosts
@@ -84,6 +92,49 @@ def test_a_host_that_joins_again_is_not_told_to_give_up_its_disk() -> None:
     simulated(test, "a", "b", "c")
 
 
+@pytest.mark.parametrize("then", [b"", OTHER], ids=["nothing", "another cluster"])
+def test_nothing_is_made_in_a_store_that_is_not_the_clusters(then: bytes) -> None:
+    """No topic, no block of producer ids, no clock: whoever asks hears why, operators too. No topic counts as deleted.
+    When the entries are there again, with other revisions, all of that goes on.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        running, store = cluster.hosts["a"], cluster.metadata.store("operator")
+        topics, topic_id = running.host.topics, UUID(stream.partition("/")[0])
+        own = OwnStore(running.store, running.identity.cluster_id)
+        ids, clock = ProducerIds(own), await ClusterClock.open(own, ManualClock())
+        survey = Survey(running.host, running.store, lambda host: True, ManualClock())
+        new = schema.StoredTopic(topic_id=f"{1:032x}", partitions=1, replicas=1, settings={})
+        entries = await empty(store)
+        left = (await store.page("")).entries
+        if then:
+            await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, then),)))
+        asked: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: topics.create("new", new),
+            lambda: topics.deleted("t", topic_id),
+            ids.take,
+            clock.agree,
+            survey.hosts,
+            lambda: survey.places("t", 0, {}),
+        )
+        for ask in asked:
+            with pytest.raises(MetadataDamaged, match=r"of (no cluster|cluster other).* keep the data directories"):
+                await ask()
+        kept = {schema.CLUSTER_KEY} if then else set()
+        assert {entry.key for entry in (await store.page("")).entries} == {entry.key for entry in left} | kept
+        for entry in entries:
+            if not entry.lease_id:
+                await committed(store, Transaction((), (Put(entry.key, entry.value),)))
+        assert not await topics.deleted("t", topic_id)
+        await topics.create("new", new)
+        assert await ids.take() == 0
+        await clock.agree()
+        assert await topics.deleted("other", topic_id)
+
+    simulated(test, "a", "b", "c")
+
+
 def with_store(test: Callable[[MetadataStore], Awaitable[None]]) -> None:
     """Run a test with a store, in virtual time."""
 
@@ -110,6 +161,26 @@ def test_a_stream_is_gone_only_in_the_store_of_its_cluster() -> None:
         mine = schema.encode(schema.StoredCluster(cluster_id="mine"))
         await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, mine),)))
         assert (await registrations.read(request)).registration is None
+
+    with_store(test)
+
+
+def test_no_list_is_begun_in_a_store_that_is_not_the_clusters() -> None:
+    """A list of one entry would let in whoever the lists that are gone kept out."""
+
+    async def test(store: MetadataStore) -> None:
+        async with trio.open_nursery() as nursery:
+            access = StoredAccess(store, RecordedReports(), nursery.start_soon, cluster_id="mine")
+            nursery.start_soon(access.run)
+            await access.complete()
+            acls = open_stores(access, access, bytes, lambda: access.is_damaged).acls
+            with pytest.raises(MetadataDamaged, match="of no cluster"):
+                await settled(acls.create([READ_T]))
+            assert not (await store.page("")).entries
+            mine = schema.encode(schema.StoredCluster(cluster_id="mine"))
+            await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, mine),)))
+            await settled(acls.create([READ_T]))
+            nursery.cancel_scope.cancel()
 
     with_store(test)
 

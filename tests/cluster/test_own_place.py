@@ -24,9 +24,9 @@ def place_of(**settings: str | int) -> HostPlace:
     return OwnPlace(PlaceSettings(**settings), NAMES, RecordedReports()).read()  # type: ignore[arg-type]
 
 
-def script(directory: Path, text: str) -> str:
+def script(directory: Path, text: str, name: str = "racks.sh") -> str:
     """A rack script."""
-    path = directory / "racks.sh"
+    path = directory / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o700)
     return str(path)
@@ -58,12 +58,16 @@ def test_what_prevents_a_start(tmp_path: Path) -> None:
     """
     other = tmp_path / "racks"
     other.write_text("Rack: /dc/r1\n   10.0.0.9:9866\n")
+    gone = str(tmp_path / "none.sh")
     for settings, problem in (
         ({"topology": str(tmp_path / "none")}, "No such file"),
         ({"topology": str(other)}, "names none of 'a', '10.0.0.1'"),
         ({"topology": str(other)}, "add one of them there, or give --rack"),
-        ({"script": str(tmp_path / "none.sh")}, "No such file"),
-        ({"script": script(tmp_path, "echo oops >&2; exit 3")}, "exit status 3: oops"),
+        ({"script": gone}, f"topology-script: {gone} a: cannot be run (No such file or directory): name an executable"),
+        ({"script": script(tmp_path, "echo oops >&2; exit 3")}, "exit status 3: oops; correct the script"),
+        ({"script": script(tmp_path, "exit 3", "silent")}, "silent a: exit status 3: and it has said nothing; "),
+        ({"script": script(tmp_path, "true", "true")}, "printed 0 paths for 1 hosts"),
+        ({"script": script(tmp_path, "true", "true")}, "one path, such as /rack1, for a), or give --rack instead"),
     ):
         with pytest.raises(ConfigError, match="topology of this host: ") as refused:
             place_of(**settings)

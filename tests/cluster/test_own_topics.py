@@ -18,6 +18,7 @@ from logstore.cluster.members.election import min_copies
 from logstore.cluster.streams import growing_topics
 from logstore.cluster.streams.own_topics import grown, own_topic
 from logstore.cluster.streams.topics import EPOCHS_TOPIC, GROUPS_TOPIC
+from logstore.errors import InvalidConfig, InvalidTopic
 from logstore.events import TOPIC_ALTERED
 from tests.cluster.test_topics import (
     AwayForAMoment,
@@ -156,6 +157,38 @@ async def test_what_an_earlier_version_has_made_is_not_made_less_safe(tmp_path: 
             await trio.testing.wait_all_tasks_blocked()
             found = await stored_topic(store, GROUPS_TOPIC)
             assert (found.replicas, min_copies(found)) == numbers
+
+
+async def test_an_operator_lowers_what_an_earlier_version_has_made(tmp_path: Path) -> None:
+    """In a cluster of two hosts two required copies become one when an operator says so, and stay one; with a third
+    host they are two again, and cannot be one. No other setting changes.
+    """
+    async with two_hosts(tmp_path, members=2) as (one, other, store):
+        topic = own_topic(ID, 1, 3)
+        topic = replace(topic, settings={**topic.settings, "min.insync.replicas": "2"})
+        await a_disk_starts(store, "h0")
+        await a_disk_starts(store, "h1")
+        await store.commit(schema.create_topic(GROUPS_TOPIC, topic))
+        await asks_for(other, GROUPS_TOPIC, 2)
+        await settled(one.front.alter_topic(GROUPS_TOPIC, {"min.insync.replicas": "1"}))
+        await asks_for(other, GROUPS_TOPIC, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        lowered = {**topic.settings, "min.insync.replicas": "1"}
+        assert (await stored_topic(store, GROUPS_TOPIC)) == replace(topic, settings=lowered)
+        assert {fields["changes"] for fields in one.reports.of(TOPIC_ALTERED)} == {"min.insync.replicas=1"}
+        await a_disk_starts(store, "h2")
+        await host_comes(store, 2)
+        for host in (one, other):
+            await asks_for(host, GROUPS_TOPIC, 2)
+        with pytest.raises(InvalidConfig, match=r"min.insync.replicas=1: must be from 2 to 3 .* has 3 hosts"):
+            await settled(one.front.alter_topic(GROUPS_TOPIC, {"min.insync.replicas": "1"}))
+        await settled(one.front.alter_topic(GROUPS_TOPIC, {"min.insync.replicas": "3"}))
+        await asks_for(other, GROUPS_TOPIC, 3)
+        await settled(one.front.alter_topic(GROUPS_TOPIC, {"min.insync.replicas": None}))
+        await asks_for(other, GROUPS_TOPIC, 2)
+        for changes in ({"retention.ms": "1"}, {"min.insync.replicas": "2", "retention.ms": "1"}, {}):
+            with pytest.raises(InvalidTopic, match="internal to the cluster"):
+                await settled(one.front.alter_topic(GROUPS_TOPIC, changes))
 
 
 async def test_a_host_of_an_earlier_version_and_a_new_one_agree(tmp_path: Path) -> None:

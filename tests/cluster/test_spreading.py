@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 import trio
@@ -10,6 +12,7 @@ import trio
 from logstore.cluster.live_hosts import STEADY_S
 from logstore.cluster.short_streams import ShortStreams
 from logstore.cluster.survey import Survey
+from logstore.replica.growths import STEP_MS, TOGETHER
 from logstore.replica.registrations import ChunkRegistration
 from logstore.replica.repair import REST_MS
 from logstore.testing.clock import ManualClock
@@ -56,6 +59,13 @@ def racks_of(chunk: ChunkRegistration) -> str:
     return "".join(sorted(member.host[0] for member in chunk.members))
 
 
+async def racks_of_open(cluster: MemoryCluster, stream: str) -> str:
+    """The racks of the members of a stream's open chunk."""
+    (found,) = await registrations(cluster, [stream])
+    assert found.open_chunk is not None
+    return racks_of(found.open_chunk)
+
+
 async def rests(cluster: MemoryCluster, stream: str) -> None:
     """Nothing is copied or registered for two minutes."""
     before, orders = await registrations(cluster, [stream]), cluster.network.sent.get("CopyChunk", 0)
@@ -79,15 +89,18 @@ async def until_apart(cluster: MemoryCluster, stream: str, wanted: set[str]) -> 
 def test_a_rack_that_is_back_gets_copies_again(is_planned: bool) -> None:
     """Of two racks one is lost: all copies are made in the other one. When it is back, and not at once, one copy of
     each chunk goes there. Nothing moves then, and the loss of the rack that had everything is no loss of a record in
-    a sealed chunk. Meanwhile hosts count the chunks that lie in one rack.
+    it. The open chunk ends for that, once, and the next lies apart too. Meanwhile hosts count the chunks that lie in
+    one rack.
     """
 
     async def test(cluster: MemoryCluster) -> None:
         cluster.is_planned = is_planned
         stream = await fill(cluster, "ab")
         await lose(cluster, "b")
+        await cluster.append(stream, b"1")
         await trio.sleep(STEADY_S - 5)
         assert {racks_of(chunk) for chunk in await sealed(cluster, stream)} == {"aaa"}
+        assert await racks_of_open(cluster, stream) == "aaa"
         owner = await cluster.owner(stream)
         assert (await ShortStreams(owner.host).count()).crowded == CHUNKS + 1
         survey = Survey(owner.host, owner.store, lambda host: True, ManualClock())
@@ -95,11 +108,12 @@ def test_a_rack_that_is_back_gets_copies_again(is_planned: bool) -> None:
         await until_apart(cluster, stream, {"aab", "abb"})
         await rests(cluster, stream)
         owner = await cluster.owner(stream)
-        assert (await ShortStreams(owner.host).count()).crowded == 1  # the open chunk stays
+        assert (await ShortStreams(owner.host).count()).crowded == 0
+        assert len(await sealed(cluster, stream)) == CHUNKS + 1
         for number in range(3):
             await cluster.kill(f"a{number}")
-        left = await sealed(cluster, stream)
-        assert all(any(member.host in cluster.hosts for member in chunk.members) for chunk in left)
+        (left,) = await registrations(cluster, [stream])
+        assert all(any(member.host in cluster.hosts for member in chunk.members) for chunk in left.chunks)
 
     simulated(test, limits=SMALL_CHUNKS)
 
@@ -164,10 +178,82 @@ def test_hosts_that_come_and_go_move_nothing() -> None:
             await trio.sleep(GRACE_S / 2)
             await cluster.start("b2", rack="/b")
         assert {racks_of(chunk) for chunk in await sealed(cluster, stream)} == {"aaa"}
+        assert (len(await sealed(cluster, stream)), await racks_of_open(cluster, stream)) == (CHUNKS, "aaa")
         await until_apart(cluster, stream, {"aab", "abb"})
         await rests(cluster, stream)
 
     simulated(test, limits=SMALL_CHUNKS)
+
+
+def test_a_rack_that_comes_and_goes_ends_no_chunk_for_ten_minutes() -> None:
+    """The open chunk ended because its rack was back; it is in one rack again behind another loss, and ends for that
+    ten minutes later.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        stream = await fill(cluster, "ab")
+        await lose(cluster, "b")
+        await until_open_apart(cluster, stream)
+        apart_s = trio.current_time()
+        await cluster.append(stream, b"%020d" % CHUNKS)
+        await lose(cluster, "b", away_s=60)
+        while trio.current_time() < apart_s + REST_MS / 1_000 - 1:
+            assert await racks_of_open(cluster, stream) == "aaa"
+            await trio.sleep(1)
+        await until_open_apart(cluster, stream)
+        assert trio.current_time() < apart_s + REST_MS / 1_000 + 10
+
+    simulated(test, limits=SMALL_CHUNKS)
+
+
+async def until_open_apart(cluster: MemoryCluster, stream: str) -> None:
+    """Wait until the open chunk lies in both racks."""
+    while await racks_of_open(cluster, stream) == "aaa":  # noqa: ASYNC110  virtual time
+        await trio.sleep(0.5)
+
+
+def test_open_chunks_end_in_turns_when_a_rack_is_back() -> None:
+    """Beside producers each owner's host ends ten chunks in a second, those of one turn at once, and all in the end."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        cluster.grace_s = GRACE_S
+        for name in ("a0", "a1", "b0", "b1"):
+            await cluster.start(name, rack=f"/{name[0]}")
+        await trio.sleep(GRACE_S + 1)
+        streams = await cluster.create_topic(partitions=40, replicas=2)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        for name in ("b0", "b1"):
+            await cluster.kill(name)
+        await trio.sleep(120)
+        owners = {stream: (await cluster.owner(stream)).host.name for stream in streams}
+
+        async def produce(stream: str) -> None:
+            while True:
+                await cluster.append(stream, b"2")
+                await trio.sleep(0.05)
+
+        def apart() -> Counter[str]:
+            heads = cluster.hosts["a0"].view.heads
+            chunks = {stream: heads[stream].head.open_chunk for stream in streams}
+            racks = {stream: {member.host[0] for member in chunk.members} for stream, chunk in chunks.items() if chunk}
+            return Counter(owners[stream] for stream in streams if len(racks[stream]) == 2)
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a0", "a1"):
+                nursery.start_soon(produce, next(stream for stream in streams if owners[stream] == name))
+            for name in ("b0", "b1"):
+                await cluster.start(name, rack="/b")
+            seen = [apart()]
+            while seen[-1].total() < len(streams):
+                await trio.sleep(0.5)
+                seen.append(apart())
+            nursery.cancel_scope.cancel()
+        assert max(after[name] - before[name] for before, after in pairwise(seen) for name in after) <= (
+            500 // STEP_MS + TOGETHER
+        )
+
+    simulated(test)
 
 
 def test_a_host_leaves_while_copies_move() -> None:

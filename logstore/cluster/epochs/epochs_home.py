@@ -222,8 +222,8 @@ class EpochsHome:
         await self._home.run(self._serve)
 
     async def _serve(self, ledger: EpochsLedger) -> None:
-        topics, _, metadata, clock, report = self._services
-        delivery = GroupDelivery(topics, self._owners, metadata, report)
+        topics, _, _, clock, report = self._services
+        delivery = GroupDelivery(topics, self._owners, report)
         async with trio.open_nursery() as nursery:
             ledger.records.nursery = nursery
             await nursery.start(delivery.run)

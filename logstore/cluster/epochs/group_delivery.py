@@ -4,7 +4,8 @@ Invariants:
 * A group is sent once for each `append`, and is not kept here: whoever gives it sends it again, over lost hosts and new
   owners, until the owner of the stream says that the group is in it, that it refuses the group for good, or until the
   topic is gone.
-* A topic is gone only if the metadata store says so: what this host and the owner know of topics may be late.
+* A topic is gone only if the metadata store, as that of this cluster, says so: what this host and the owner know of
+  topics may be late, and a store that was emptied knows none.
 * A group of which the owner says that it is under way is sent again ever more seldom: to look whether it is there.
 * Deliveries end with `run`: the next home of epochs has the decisions, and delivers for itself.
 """
@@ -16,8 +17,6 @@ from typing import Final, TypeVar
 import trio
 
 from logstore.base.events import Report
-from logstore.base.metadata import schema
-from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.streams.group_entry import check_group_bytes
 from logstore.cluster.streams.owner_calls import APPEND_GROUP, FIND_END, OwnerCalls, fields_of
 from logstore.cluster.streams.stream_place import StreamPlace
@@ -59,10 +58,9 @@ T = TypeVar("T")
 class GroupDelivery:
     """See the module. `run` must run."""
 
-    def __init__(self, topics: ClusterTopics, owners: OwnerCalls, metadata: MetadataStore, report: Report) -> None:
+    def __init__(self, topics: ClusterTopics, owners: OwnerCalls, report: Report) -> None:
         self._topics = topics
         self._owners = owners
-        self._metadata = metadata
         self._report = report
         self._nursery: trio.Nursery | None = None
         self._tries: dict[tuple[str, Place], int] = {}
@@ -222,9 +220,6 @@ class GroupDelivery:
         if self._is_known(topic, topic_id) and not isinstance(error, UnknownTopicOrPartition):
             return False
         try:
-            entry = (await self._metadata.get(schema.topic_key(topic))).entry
-            return entry is None or uuid.UUID(hex=schema.decode(schema.StoredTopic, entry).topic_id) != uuid.UUID(
-                topic_id
-            )
-        except CairnError:  # the metadata store is away: nobody knows
+            return await self._topics.is_deleted(topic, uuid.UUID(topic_id))
+        except CairnError:  # the metadata store is away, or not this cluster's: nobody knows
             return False

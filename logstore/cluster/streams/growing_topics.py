@@ -7,15 +7,16 @@ follow the same hosts (`logstore.cluster.streams.own_topics`).
 Invariants:
 * Which hosts the cluster has, the metadata store says when it counts: a view that is late, or that shows few hosts
   because the others are away, makes no topic ask for fewer copies.
-* The number of a topic never falls. At the topic's replicas it is left out, for good.
+* The number of a topic never falls by itself. At the topic's replicas it is left out, for good.
 * One of the cluster's own topics is raised whether or not it is used then: all who use it may have found it before.
 * Every host raises it; who comes second finds it raised. While the store is away, or refuses this host, that is tried
   again: no member need change behind such a time, for etcd's leases outlast etcd's own absence.
 * A topic whose entry is damaged holds up no other one.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 import trio
@@ -72,6 +73,17 @@ class GrowingTopics:
         if hosts < max(DEFAULT_REPLICAS, self._factor):
             hosts = max(1, await self._count())
         return own_topics.own_topic(topic_id, hosts, self._factor)
+
+    async def alter_own(self, name: str, changes: Mapping[str, str | None]) -> None:
+        """Change how many copies a topic of the cluster's own needs. Raises InvalidTopic, InvalidConfig, MetadataError,
+        UnknownTopicOrPartition.
+        """
+        known = self._host.view.topics.get(name)
+        if known is None:
+            raise UnknownTopicOrPartition(f"topic {name!r} does not exist")
+        hosts = max(1, await self._count())
+        made = partial(own_topics.asked, changes=changes, hosts=hosts, factor=self._factor)
+        await self._host.topics.alter(name, known.topic.topic_id, made)
 
     def topic_changed(self, name: str, now: KnownTopic | None) -> None:
         """A topic is new, was changed, or is gone (None)."""

@@ -5,16 +5,19 @@ Invariants:
   (`logstore.cluster.streams.growing_topics` counts them), and not from the hosts that are alive when the topic is
   created. They are the numbers of a user's topic without its own, but for one case: a cluster of DEFAULT_REPLICAS hosts
   keeps SAFE_REPLICAS copies, also if its users' topics have one.
-* No number falls: what an entry has, it keeps, whichever version wrote it.
+* No number falls by itself: what an entry has, it keeps, whichever version wrote it. An operator can lower how many
+  copies a commit needs, to the number of a cluster that has as many hosts as this one, and not below (`asked`).
 * The entry has the numbers as `replicas` and as the setting `min.insync.replicas`, and no field `hosts`: a host of an
   earlier version reads it, and does not lower anything.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from logstore.base.metadata import schema
 from logstore.cluster.members.election import MIN_COPIES_SETTING, default_min_copies, min_copies
+from logstore.errors import InvalidConfig, InvalidTopic
 from logstore.format import internal_topics
 
 DEFAULT_REPLICAS: Final = 3
@@ -45,6 +48,29 @@ def grown(topic: schema.StoredTopic, hosts: int, factor: int) -> schema.StoredTo
     if (copies, least) == (topic.replicas, min_copies(topic)):
         return topic
     return replace(topic, replicas=copies, settings={**topic.settings, MIN_COPIES_SETTING: str(least)})
+
+
+def asked(topic: schema.StoredTopic, changes: Mapping[str, str | None], hosts: int, factor: int) -> schema.StoredTopic:
+    """The topic as an operator asks for it in a cluster of so many hosts; None: with the cluster's own number. Raises
+    InvalidTopic for any setting but `min.insync.replicas`, InvalidConfig for another number than the cluster allows.
+    """
+    others = sorted(changes.keys() - {MIN_COPIES_SETTING})
+    if others or not changes:
+        raise InvalidTopic(
+            f"the topic is internal to the cluster: of its settings only {MIN_COPIES_SETTING} can be changed, not "
+            f"{', '.join(others) or 'all'}"
+        )
+    smallest = grown(replace(topic, settings={**topic.settings, MIN_COPIES_SETTING: "1"}), hosts, factor)
+    text = changes[MIN_COPIES_SETTING]
+    least = min_copies(smallest)
+    wanted = least if text is None else int(text)
+    if not least <= wanted <= smallest.replicas:
+        raise InvalidConfig(
+            f"{MIN_COPIES_SETTING}={wanted}: must be from {least} to {smallest.replicas} for a topic of the cluster's "
+            f"own, as the cluster has {hosts} host{'s' * (hosts > 1)}; hosts that are gone for good count until they "
+            "are removed (cairn hosts remove)"
+        )
+    return replace(smallest, settings={**topic.settings, MIN_COPIES_SETTING: str(wanted)})
 
 
 def may_grow(topic: schema.StoredTopic, factor: int) -> bool:

@@ -10,7 +10,8 @@ from typing import Final
 import trio
 
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError, OutcomeUnknown
-from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, Put, Transaction
+from logstore.cluster.own_store import EntryStore
 
 KEY: Final = "producer-ids"
 """Its value is the first id that is not reserved, in decimal."""
@@ -22,7 +23,7 @@ RETRY_S: Final = 10.0
 class ProducerIds:
     """See the module. `run` must run for there to be a block that is not begun."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: EntryStore) -> None:
         self._metadata = metadata
         self._left = self._next = range(0)
         self._begun = trio.Event()

@@ -16,7 +16,8 @@ from crc32c import crc32c
 
 from logstore.base.clock import Clock
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError
-from logstore.base.metadata.interface import Condition, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Condition, Put, Transaction
+from logstore.cluster.own_store import EntryStore
 
 KEY: Final = "retention-clock"
 """In the metadata store: the CRC-32C of what follows, as 8 hexadecimal digits, and the time as JSON."""
@@ -30,14 +31,14 @@ _VERSION: Final = 1
 class ClusterClock:
     """See the module. `open` makes one; `run` must run."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: EntryStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._then_ms = 0
         self._then_s = clock.monotonic_s()
 
     @classmethod
-    async def open(cls, store: MetadataStore, clock: Clock) -> "ClusterClock":
+    async def open(cls, store: EntryStore, clock: Clock) -> "ClusterClock":
         """The clock as the cluster knows it. Raises MetadataError."""
         made = cls(store, clock)
         await made.agree()

@@ -45,6 +45,7 @@ from logstore.base.metadata.interface import (
 from logstore.base.metadata.view import MetadataView
 from logstore.cluster.interfaces import Spawn
 from logstore.cluster.members.host_identity import EMPTY_STORE
+from logstore.cluster.own_store import OwnStore
 from logstore.cluster.while_there import while_there
 from logstore.errors import AccessFull, AdoptionUnderWay, CairnError, CorruptFile
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
@@ -70,9 +71,15 @@ class StoredAccess:
     """Implements `AccessEntries`. `run` must run; `complete` waits until everything was read."""
 
     def __init__(
-        self, metadata: MetadataStore, report: Report, spawn: Spawn, max_bytes: int = MAX_ACCESS_BYTES
+        self,
+        metadata: MetadataStore,
+        report: Report,
+        spawn: Spawn,
+        max_bytes: int = MAX_ACCESS_BYTES,
+        cluster_id: str = "",
     ) -> None:
-        self._metadata = metadata
+        """`cluster_id`: whose the store must be for a change; empty: whosever it is."""
+        self._metadata, self._own = metadata, OwnStore(metadata, cluster_id)
         self._report = report
         self._spawn = spawn
         self._view = MetadataView(metadata, ACCESS, self._key_changed)
@@ -166,7 +173,7 @@ class StoredAccess:
         """Make a transaction. If its answer is lost it is sent again, and at most one of the two is made."""
         for tries in range(1, LOST_ANSWERS + 1):
             try:
-                return await self._metadata.commit(transaction)
+                return await self._own.commit(transaction)
             except OutcomeUnknown:
                 if tries == LOST_ANSWERS:
                     raise

@@ -4,9 +4,11 @@ Invariants:
 * A change is one transaction on the topic's entry as it was read, and is computed from that: the view may be late, and
   what another host has changed stays. One whose answer was lost is sent again, and its own
   outcome is recognized by the whole value: a topic's id is new with each creation.
+* What a store lacks that is not this cluster's was not deleted, and nothing is made there (`own_store`).
 * When a method returns, every host's view has the change, or will have it soon; this host's has it.
 """
 
+import uuid
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +16,7 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, MetadataStore, Transaction
 from logstore.cluster.members.view import ClusterView
+from logstore.cluster.own_store import OwnStore
 from logstore.errors import InvalidPartitions, TopicExists, TryAgain, UnknownTopicOrPartition
 
 TRIES: Final = 8
@@ -23,8 +26,10 @@ TRIES: Final = 8
 class StoredTopics:
     """See the module. Methods raise MetadataError, too."""
 
-    def __init__(self, store: MetadataStore, view: ClusterView) -> None:
+    def __init__(self, store: MetadataStore, view: ClusterView, cluster_id: str = "") -> None:
+        """`cluster_id`: whose the store must be; empty: whosever it is."""
         self.store: Final = store
+        self._own = OwnStore(store, cluster_id)
         self._view = view
 
     async def create(self, name: str, topic: schema.StoredTopic) -> None:
@@ -40,8 +45,10 @@ class StoredTopics:
 
     async def known_hosts(self) -> set[str]:
         """The hosts that the cluster has, alive or not: those with a disk that was started, and no removed ones. The
-        metadata store says so, not the view, which may be late. Costs a page for each 256 disks.
+        metadata store says so, not the view, which may be late. Costs a page for each 256 disks. Raises MetadataDamaged
+        if the store is not this cluster's.
         """
+        await self.check_own()
         hosts: set[str] = set()
         after, more = "", True
         while more:
@@ -49,6 +56,15 @@ class StoredTopics:
             hosts.update(map(_host_of, page.entries))
             after, more = page.entries[-1].key if page.entries else "", page.more
         return hosts
+
+    async def check_own(self) -> None:
+        """Raise MetadataDamaged unless the store is this cluster's."""
+        await self._own.check()
+
+    async def deleted(self, name: str, topic_id: uuid.UUID) -> bool:
+        """Whether there is no topic with this name and id any more, in the store of this cluster."""
+        entry = await self._own.own_entry(schema.topic_key(name))
+        return entry is None or uuid.UUID(hex=schema.decode(schema.StoredTopic, entry).topic_id) != topic_id
 
     async def alter(self, name: str, topic_id: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> None:
         """Give a topic other settings or more partitions: `change` says what it is to be, from what it is.
@@ -107,7 +123,7 @@ class StoredTopics:
         """Make a transaction, again if its answer is lost."""
         for tries in range(1, TRIES + 1):
             try:
-                return await self.store.commit(transaction)
+                return await self._own.commit(transaction)
             except OutcomeUnknown:
                 if tries == TRIES:
                     raise

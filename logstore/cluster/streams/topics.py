@@ -360,7 +360,8 @@ class ClusterTopics:
         self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
     ) -> Ticket[ReplicatedTopic]:
         """Change settings; None resets a setting, `resets_others` all that are not named, as of the entry that is
-        replaced. The ticket fails with UnknownTopicOrPartition, InvalidConfig or MetadataError.
+        replaced; of the cluster's own topics see `own_topics.asked`. The ticket fails with UnknownTopicOrPartition,
+        InvalidConfig, InvalidTopic or MetadataError.
         """
         made = changes
 
@@ -377,7 +378,11 @@ class ClusterTopics:
             return replace(topic, settings=settings)
 
         async def alter() -> ReplicatedTopic:
-            topic = await self._change(name, altered)
+            if name in INTERNAL_TOPICS:
+                await self._growing.alter_own(name, changes)
+                topic = self.topic(name)
+            else:
+                topic = await self._change(name, altered)
             told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(made.items()))
             self.report(TOPIC_ALTERED, topic=name, changes=told)
             return topic
@@ -399,6 +404,12 @@ class ClusterTopics:
             await self._host.topics.delete(name, self.topic(name).topic_id.hex)
 
         return self._start_asked(delete)
+
+    async def is_deleted(self, name: str, topic_id: uuid.UUID) -> bool:
+        """Whether the metadata store says that a topic was deleted. Raises MetadataError, also where it is not the
+        store of this cluster.
+        """
+        return await self._host.topics.deleted(name, topic_id)
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""
