@@ -16,8 +16,8 @@ Invariants:
   the same target, have a go at the same time, and each stream may go on with its next chunk. The plan hears that a
   shared go has ended when its last copy has.
 * Copies that share a go are registered together, in one call, where they end within a moment of each other: a stream
-  whose copy is whole waits for the others (`awaits_others`), and hears when there are no more to wait for. How long it
-  waits at most is for the stream to say.
+  whose copy is whole waits for the others (`awaits_others`), and hears when there are no more to wait for, or when one
+  of them has waited for long enough (`registers`): then all that are whole go with that one.
 * Goes are pace alone. A go that came from a coordinator that has been replaced does no harm; goes stay when a plan is
   followed, or no longer.
 * No clock, no I/O.
@@ -87,11 +87,13 @@ class _SharedGo:
     streams: set[str]
     left_bytes: int
     whole: set[str] = field(default_factory=set)
+    due: set[str] = field(default_factory=set)
+    """Those of them that wait for nobody any more."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nobody is left to wait for."""
-        return self.whole >= self.streams
+    def forget(self, stream: str) -> None:
+        """The copy of a stream was registered, or given up."""
+        self.whole.discard(stream)
+        self.due.discard(stream)
 
 
 C = TypeVar("C", CopyWish, CopyGo)
@@ -169,17 +171,28 @@ class CopyTokens:
         shared = self._shared.get(stream)
         if shared is not None:
             shared.whole.add(stream)
-            self._wake_whole(shared)
+            self._look_at(shared)
 
     def awaits_others(self, stream: str) -> bool:
         """Whether copies that share the stream's go are not whole yet, so that its own may wait to be registered."""
         shared = self._shared.get(stream)
-        return shared is not None and not shared.is_whole
+        return shared is not None and stream not in shared.due
 
-    def _wake_whole(self, shared: _SharedGo) -> None:
-        if shared.is_whole:
-            for each in sorted(shared.whole):
-                self._wake(each)
+    def registers(self, stream: str) -> None:
+        """The stream's copy is registered now; what shares its go and is whole goes with it."""
+        shared = self._shared.get(stream)
+        if shared is not None:
+            self._end_waiting(shared)
+
+    def _look_at(self, shared: _SharedGo) -> None:
+        if shared.whole >= shared.streams:
+            self._end_waiting(shared)
+
+    def _end_waiting(self, shared: _SharedGo) -> None:
+        fresh = sorted(shared.whole - shared.due)
+        shared.due |= shared.whole
+        for each in fresh:
+            self._wake(each)
 
     def made(self, stream: str) -> None:
         """The stream's copy is made, and registered. While there is room in its go, that stays until the stream has looked for another
@@ -187,7 +200,7 @@ class CopyTokens:
         """
         shared = self._shared.get(stream)
         if shared is not None:
-            shared.whole.discard(stream)
+            shared.forget(stream)
         if shared is None or not self.is_planned or shared.left_bytes < LEAST_BYTES:
             self.give_back(stream)
 
@@ -196,8 +209,8 @@ class CopyTokens:
         shared = self._shared.pop(stream, None)
         if shared is not None:
             shared.streams.discard(stream)
-            shared.whole.discard(stream)
-            self._wake_whole(shared)
+            shared.forget(stream)
+            self._look_at(shared)
         self._last.discard(stream)
         if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return

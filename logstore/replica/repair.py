@@ -116,8 +116,10 @@ SAFE_COPIES: Final = 2
 """With so many live copies a chunk waits for hosts that may come back in a moment."""
 ORDERS_PER_TIMEOUT: Final = 4
 """A target that makes progress is asked again so often only."""
-GATHER_MS: Final = 1_000
-"""A chunk has its copy for so long before it is registered, at most: a tenth of what a host may take to be missed."""
+GATHER_MS: Final = 2_000
+"""A chunk has its copy for so long before it is registered, at most: as long as what shares a go takes at the least
+rate.
+"""
 REST_MS: Final = 600_000
 """After a move for the sake of distance that failed."""
 
@@ -208,7 +210,10 @@ class Repair:
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             is_early = self._gathers and now_ms - self._checked_ms < GATHER_MS
-            return NOTHING if is_early else self._promote(registration, live)
+            if is_early:
+                return NOTHING
+            self._tokens.registers(self._stream)
+            return self._promote(registration, live)
         is_copying = self.state is RepairState.COPYING
         if is_copying and self._job is not None and now_ms - self._sent_ms >= self._resend_ms:
             if not self._is_last_order:
