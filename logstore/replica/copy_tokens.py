@@ -195,8 +195,8 @@ class CopyTokens:
             self._wake(each)
 
     def made(self, stream: str) -> None:
-        """The stream's copy is made, and registered. While there is room in its go, that stays until the stream has looked for another
-        chunk, and taken it or given the go back.
+        """The stream's copy is made, and registered. While there is room in its go, that stays until the stream has
+        looked for another chunk, and taken it or given the go back.
         """
         shared = self._shared.get(stream)
         if shared is not None:

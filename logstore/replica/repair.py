@@ -178,8 +178,8 @@ class Repair:
 
     @property
     def wake_ms(self) -> int | None:
-        """When the order of a copy is repeated, or its target given up; when a whole copy is registered at the latest; or
-        when a target or a source that failed may be asked again. None: nothing is due by time alone.
+        """When the order of a copy is repeated, or its target given up; when a whole copy is registered at the latest;
+        or when a target or a source that failed may be asked again. None: nothing is due by time alone.
         """
         if self._gathers:
             return self._checked_ms + GATHER_MS

@@ -149,8 +149,8 @@ def groups(world: ReplicaWorld) -> None:
 
 
 def copies(world: ReplicaWorld) -> None:
-    """Copies in pieces: one that is sealed, one that is begun when the host is killed, and goes on behind that; one that
-    rests on its way, and one that is removed.
+    """Copies in pieces: one that is sealed, one that is begun when the host is killed, and goes on behind that; one
+    that rests on its way, and one that is removed.
     """
     world.write(FIRST, 2, is_copy=True)
     world.run()

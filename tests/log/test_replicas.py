@@ -34,9 +34,7 @@ class Host:
         self.store.replicas.prepare()
         self.driver.run()
 
-    def write(
-        self, sent: ChunkOfOwner, *, records: int = 1, value: bytes = b"value", is_copy: bool = False
-    ) -> None:
+    def write(self, sent: ChunkOfOwner, *, records: int = 1, value: bytes = b"value", is_copy: bool = False) -> None:
         """Append the next entry of a chunk."""
         write = sent.write(records=records, value=value)
         ticket = self.store.replicas.append(
