@@ -23,8 +23,8 @@ from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
 
 TICK_S: Final = 0.02
-TICKS_AT_ONCE: Final = 16
-"""Before other tasks run: when a host has come, so many owners that look for their next set take two milliseconds."""
+TICKS_AT_ONCE: Final = 8
+"""Before other tasks run: when a host has come, so many owners that look for their next set take a millisecond."""
 PAUSE_PER_TICK: Final = 3
 """Ticks take a quarter of the time at most."""
 LONGEST_TURN_S: Final = 2 * TICK_S

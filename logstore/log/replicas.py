@@ -8,7 +8,8 @@ Invariants:
 * A change of state is an entry of the ledger, and is complete when the entry is durable. Files follow the entry: if a
   start finds files longer than a sealed chunk, or files that were not removed, it completes the change.
 * The first batch of a replica is durable before its entry, and the entry before the batch is confirmed. An entry
-  without batches is damage.
+  without batches is damage. Of a copy nobody counts on a piece before the chunk is sealed: its entry comes with the
+  seal, or when it rests or has grown by much (`tick`). A start finds it without one, too, by its files.
 * A failed append is final for the replica until the next start, because nothing counts after a hole.
 * The entry of an open replica is written again while it grows; after the start of a cut or a removal, only that
   operation writes the entry.
@@ -246,16 +247,23 @@ class ReplicaChunks:
         return self._directories.make(DIRECTORY)
 
     def append(
-        self, stream: str, epoch: int, at: ChunkPrefix, batches: Sequence[tuple[Buffer, int]], founding: bytes
+        self,
+        stream: str,
+        epoch: int,
+        at: ChunkPrefix,
+        batches: Sequence[tuple[Buffer, int]],
+        founding: bytes,
+        *,
+        is_copy: bool = False,
     ) -> Ticket[None]:
         """Append batches that have their offsets, each with the number of these, behind a prefix of a chunk. The first
         ones make the chunk, with the producers' state as of its start (`logstore.format.snapshot`; empty: none).
+        `is_copy`: they are a piece of a copy.
 
         The ticket settles when they are durable. It fails with StorageFailed, also if the batches do not belong there.
         """
-        return self._in_turn(
-            (stream, epoch), partial(self._append, stream, epoch, at, batches, founding), is_append=True
-        )
+        append = partial(self._append, stream, epoch, at, batches, founding, is_copy=is_copy)
+        return self._in_turn((stream, epoch), append, is_append=True)
 
     def cut(self, stream: str, epoch: int, end: ChunkPrefix) -> Ticket[None]:
         """Seal a chunk at a prefix; what it has behind is removed.
@@ -326,7 +334,14 @@ class ReplicaChunks:
             del self._turns[key]
 
     async def _append(
-        self, stream: str, epoch: int, at: ChunkPrefix, batches: Sequence[tuple[Buffer, int]], founding: bytes
+        self,
+        stream: str,
+        epoch: int,
+        at: ChunkPrefix,
+        batches: Sequence[tuple[Buffer, int]],
+        founding: bytes,
+        *,
+        is_copy: bool,
     ) -> None:
         replica = self._replicas.get((stream, epoch)) or self._begin(stream, epoch, at, founding)
         if replica.failure or replica.is_sealed or replica.log is None:
@@ -344,9 +359,10 @@ class ReplicaChunks:
             return
         try:
             await appends[-1].ticket
-            if replica.noted is None:
+            if replica.noted is None and not is_copy:
                 replica.noted = self._note(replica, end)
-            await replica.noted
+            if replica.noted is not None:
+                await replica.noted
         except CairnError as error:
             replica.fail(error)
             raise StorageFailed(str(error)) from error

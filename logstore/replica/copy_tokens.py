@@ -15,6 +15,9 @@ Invariants:
   in all and SHARED_CHUNKS at a time: other streams of this host that wish for copies as needy, from the same source to
   the same target, have a go at the same time, and each stream may go on with its next chunk. The plan hears that a
   shared go has ended when its last copy has.
+* Copies that share a go are registered together, in one call, where they end within a moment of each other: a stream
+  whose copy is whole waits for the others (`awaits_others`), and hears when there are no more to wait for, or when one
+  of them has waited for long enough (`registers`): then all that are whole go with that one.
 * Goes are pace alone. A go that came from a coordinator that has been replaced does no harm; goes stay when a plan is
   followed, or no longer.
 * No clock, no I/O.
@@ -25,7 +28,7 @@ first).
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 COPIES_AT_ONCE: Final = 8
@@ -34,8 +37,10 @@ few enough that orders which are repeated while targets make them wait cost noth
 """
 SHARED_CHUNKS: Final = 8
 """As many as share the calls of the metadata store that a copy costs."""
-SHARED_BYTES: Final = 4 << 20
-"""What is copied in half a second where appends let copies be no faster than they must: no long wait for others."""
+SHARED_BYTES: Final = 16 << 20
+"""What is copied in two seconds where appends let copies be no faster than they must: others wait no longer than they
+do for one chunk of common size.
+"""
 LEAST_BYTES: Final = 64 << 10
 """What a chunk counts for at least: the smallest ones cost calls and syncs too."""
 
@@ -75,10 +80,20 @@ class CopyGo(NamedTuple):
 
 @dataclass(slots=True)
 class _SharedGo:
-    """A go of the plan: the streams that use it, and how many bytes of further chunks it is for."""
+    """A go of the plan: the streams that use it, how many bytes of further chunks it is for, and the streams whose
+    copies are whole and not registered yet.
+    """
 
     streams: set[str]
     left_bytes: int
+    whole: set[str] = field(default_factory=set)
+    due: set[str] = field(default_factory=set)
+    """Those of them that wait for nobody any more."""
+
+    def forget(self, stream: str) -> None:
+        """The copy of a stream was registered, or given up."""
+        self.whole.discard(stream)
+        self.due.discard(stream)
 
 
 C = TypeVar("C", CopyWish, CopyGo)
@@ -151,11 +166,41 @@ class CopyTokens:
             self.changed()
         return None
 
+    def checked(self, stream: str) -> None:
+        """The stream's copy is whole, and is to be registered."""
+        shared = self._shared.get(stream)
+        if shared is not None:
+            shared.whole.add(stream)
+            self._look_at(shared)
+
+    def awaits_others(self, stream: str) -> bool:
+        """Whether copies that share the stream's go are not whole yet, so that its own may wait to be registered."""
+        shared = self._shared.get(stream)
+        return shared is not None and stream not in shared.due
+
+    def registers(self, stream: str) -> None:
+        """The stream's copy is registered now; what shares its go and is whole goes with it."""
+        shared = self._shared.get(stream)
+        if shared is not None:
+            self._end_waiting(shared)
+
+    def _look_at(self, shared: _SharedGo) -> None:
+        if shared.whole >= shared.streams:
+            self._end_waiting(shared)
+
+    def _end_waiting(self, shared: _SharedGo) -> None:
+        fresh = sorted(shared.whole - shared.due)
+        shared.due |= shared.whole
+        for each in fresh:
+            self._wake(each)
+
     def made(self, stream: str) -> None:
-        """The stream's copy is made. While there is room in its go, that stays until the stream has looked for another
-        chunk, and taken it or given the go back.
+        """The stream's copy is made, and registered. While there is room in its go, that stays until the stream has
+        looked for another chunk, and taken it or given the go back.
         """
         shared = self._shared.get(stream)
+        if shared is not None:
+            shared.forget(stream)
         if shared is None or not self.is_planned or shared.left_bytes < LEAST_BYTES:
             self.give_back(stream)
 
@@ -164,6 +209,8 @@ class CopyTokens:
         shared = self._shared.pop(stream, None)
         if shared is not None:
             shared.streams.discard(stream)
+            shared.forget(stream)
+            self._look_at(shared)
         self._last.discard(stream)
         if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return

@@ -25,13 +25,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """Append entries to a chunk's file; the file is created for the first ones, with `founding` beside it."""
+    """Append entries to a chunk's file; the file is created for the first ones, with `founding` beside it. `is_copy`:
+    they are a piece of a copy, on which nobody counts before the chunk is sealed.
+    """
 
     stream: str
     epoch: int
     at: Prefix
     entries: tuple[BatchEntry, ...]
     founding: bytes = b""
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ Invariants:
 * A target is given up if it reports no progress for `timeout_ms`, and then does not answer one more order; waiting for
   its turn is progress. So an owner whose host stood still first reads what has arrived meanwhile.
 * While a copy is made the repair rests: answers move it on, and orders are repeated at `wake_ms`.
+* A copy that is whole waits up to GATHER_MS for those that share its go, to be registered in one call with them. A copy
+  for which the stream waits does not.
 * Copies that lie too close together move only when nothing is missing, the same hosts have lived for a while, and the
   set is strictly less crowded then (`spreading`). The member that is too many is dropped when the new copy is there.
   After a move that failed none is tried for REST_MS, so a host without room is not asked again and again.
@@ -114,6 +116,10 @@ SAFE_COPIES: Final = 2
 """With so many live copies a chunk waits for hosts that may come back in a moment."""
 ORDERS_PER_TIMEOUT: Final = 4
 """A target that makes progress is asked again so often only."""
+GATHER_MS: Final = 2_000
+"""A chunk has its copy for so long before it is registered, at most: as long as what shares a go takes at the least
+rate.
+"""
 REST_MS: Final = 600_000
 """After a move for the sake of distance that failed."""
 
@@ -134,6 +140,8 @@ class Repair:
         self._job: Job | None = None
         self._since_ms = 0
         self._sent_ms = 0
+        self._checked_ms = 0
+        """When the target had the whole chunk."""
         self._is_last_order = False
         """The target's time was over when the last order was sent."""
         self._bad: dict[tuple[int, Member], int] = {}
@@ -161,13 +169,20 @@ class Repair:
         """Whether there is nothing to do for this registration and these live members before `wake_ms`."""
         is_known = self._is_waiting or self._seen == (revision, live, self.placing)
         is_idle = self.state is RepairState.IDLE and is_known and self._is_damage_seen
-        return is_idle or self.state is RepairState.COPYING
+        return is_idle or self.state is RepairState.COPYING or self._gathers
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether a whole copy may wait for others."""
+        return self.state is RepairState.CHECKED and not self._is_urgent and self._tokens.awaits_others(self._stream)
 
     @property
     def wake_ms(self) -> int | None:
-        """When the order of a copy is repeated, or its target given up; or when a target or a source that failed may be
-        asked again. None: nothing is due by time alone.
+        """When the order of a copy is repeated, or its target given up; when a whole copy is registered at the latest;
+        or when a target or a source that failed may be asked again. None: nothing is due by time alone.
         """
+        if self._gathers:
+            return self._checked_ms + GATHER_MS
         return self._sent_ms + self._resend_ms if self.state is RepairState.COPYING else self._forget_ms
 
     @property
@@ -194,6 +209,10 @@ class Repair:
         if self._job is not None and _is_nobodys(registration.chunk(self._job.epoch)):
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
+            is_early = self._gathers and now_ms - self._checked_ms < GATHER_MS
+            if is_early:
+                return NOTHING
+            self._tokens.registers(self._stream)
             return self._promote(registration, live)
         is_copying = self.state is RepairState.COPYING
         if is_copying and self._job is not None and now_ms - self._sent_ms >= self._resend_ms:
@@ -223,6 +242,8 @@ class Repair:
                 return
             if isinstance(message, CopyDone):
                 self._step(RepairEvent.DONE)
+                self._checked_ms = now_ms
+                self._tokens.checked(self._stream)
             else:
                 self._since_ms, self._is_last_order = now_ms, False
                 self._sent_ms = now_ms - self._resend_ms + self._timeout_ms // ORDERS_PER_TIMEOUT

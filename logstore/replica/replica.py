@@ -498,7 +498,7 @@ class Replica:
             return self._end_copy(chunk, Reason.DISK_FULL)
         self._unsynced_bytes += size
         founding = b"" if chunk.end.length_bytes else message.founding
-        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding)
+        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding, is_copy=True)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner, end)]
 

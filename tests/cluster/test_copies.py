@@ -11,7 +11,7 @@ import trio.testing
 from logstore.base.copy_slots import SlotAnswer
 from logstore.cluster.claims import BALANCE_AFTER_S, LONGEST_WAIT_S
 from logstore.cluster.copies.copies import GAP_S, Copies
-from logstore.cluster.copies.copy_flow import PIECE_S, CopyFlow
+from logstore.cluster.copies.copy_flow import GO_ON_BYTES, PIECE_S, CopyFlow
 from logstore.cluster.copies.copy_pace import (
     BESIDE_S,
     KEPT_CALM,
@@ -167,6 +167,27 @@ def test_pieces_in_flight_are_bounded() -> None:
     assert not flow.ended("t/0", 0, 1000, 1.2), "another write is no piece"
     assert flow.copied_bytes == 1000
     assert flow.is_waiting("t/0", 3)
+
+
+def test_pieces_from_a_host_go_on_with_a_chunk() -> None:
+    """One chunk is whole before the next one begins, for so many bytes; then others have their turn, and other hosts
+    all the time. Chunks that took turns had their files made and their copies end at the same time.
+    """
+    flow, now_s, order = CopyFlow(CopyPace()), 1.0, list[int]()
+    for number in (1, 2):
+        flow.ask("a", piece(number))
+    flow.ask("b", piece(3))
+    pieces = GO_ON_BYTES // MAX_PIECE_BYTES
+    while len(order) < 2 * (pieces + 1):
+        (asked,) = [each for each in flow.due(now_s) if each.source == "a"]
+        number = asked.message.epoch
+        order.append(number)
+        flow.arrived("t/0", number, now_s)
+        assert flow.ended("t/0", number, asked.message.max_bytes, now_s)
+        flow.ask("a", piece(number))
+        assert flow.is_in_flight("t/0", 3)
+        now_s += 0.01
+    assert order == [1] * pieces + [2] * pieces + [1] * 2
 
 
 def test_what_a_stream_waits_for_goes_first() -> None:

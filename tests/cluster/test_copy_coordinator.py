@@ -10,6 +10,7 @@ import trio
 from logstore.base.metadata import schema
 from logstore.cluster.copies import copy_coordinator
 from logstore.cluster.copies.copy_fields import decode_plan, encode_plan
+from logstore.cluster.copies.copy_pace import CopyRates
 from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.copies.copy_requests import AWAY_S
 from logstore.cluster.host import ClusterHost
@@ -406,3 +407,39 @@ def test_a_host_whose_packages_are_broken_plans_no_copies(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(copy_coordinator, "import_module", broken)
     assert trio.run(copy_coordinator.load_planner) is None
+
+
+async def revision(cluster: MemoryCluster) -> int:
+    """So many changes the metadata store has had."""
+    return (await next(iter(cluster.hosts.values())).store.get(schema.COPY_PLAN_KEY)).revision
+
+
+def test_copies_to_a_host_that_comes_back_share_changes_of_the_metadata_store() -> None:
+    """Fewer than one change for each chunk, though a copy is two of its registration, and a go two of the plan: beside
+    appends each change is a sync of the store's disk, and work of every host. Each chunk had 1.7 or more.
+    """
+    partitions, rate = 12, 8 << 20
+
+    async def test(cluster: MemoryCluster) -> None:
+        cluster.copy_rates = CopyRates(min_bytes_per_s=rate, max_bytes_per_s=rate)
+        streams = await begin(cluster, partitions=partitions, batches=40, hosts="abc")
+        await kill_soon(cluster, "c")
+        await trio.sleep(2)
+        cluster.wipe("c")
+        await cluster.start("c", node_id=2)
+        member = cluster.hosts["c"].identity.member
+        await cluster.until(lambda: all(has_joined(cluster, stream, member) for stream in streams))
+        before, chunks = await revision(cluster), await sealed(cluster, streams)
+        missing = sum(member not in chunk.members for chunk in chunks)
+        assert missing >= partitions // 2
+        await until_whole(cluster, streams)
+        assert await revision(cluster) - before < missing
+
+    simulated(test, limits=replace(LIMITS, chunk_bytes=64 << 20))
+
+
+def has_joined(cluster: MemoryCluster, stream: str, member: Member) -> bool:
+    """Whether a stream has the member in its open chunk, as far as all hosts know."""
+    heads = [each.host.head(stream) for each in cluster.hosts.values()]
+    chunks = [None if head is None else head.head.open_chunk for head in heads]
+    return all(chunk is not None and member in chunk.members for chunk in chunks)

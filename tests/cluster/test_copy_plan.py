@@ -167,6 +167,40 @@ def test_a_stream_of_small_chunks_goes_on() -> None:
     assert "s3" not in tokens.held
 
 
+def test_copies_that_share_a_go_are_registered_together() -> None:
+    """A stream whose copy is whole waits for the others of its go. All hear of it when the last one is whole, or does
+    not copy any more; when one of them has waited for long enough, those that are whole then. Others wait for nobody.
+    """
+    woken: list[str] = []
+    tokens = small_wishes(woken.append)
+    assert tokens.granted("s0", CopyGo(1, "c", "d"))
+    assert tokens.granted("large", CopyGo(1, "c", "d"))
+    woken.clear()
+    tokens.checked("large")
+    tokens.checked("nobody")
+    assert not tokens.awaits_others("large")
+    assert not tokens.awaits_others("nobody")
+    group = [f"s{number}" for number in range(SHARED_CHUNKS)]
+    for stream in group[:3]:
+        tokens.checked(stream)
+    assert all(map(tokens.awaits_others, group))
+    assert woken == ["large"]
+    tokens.registers("s0")
+    assert woken == ["large", "s0", "s1", "s2"]
+    assert [stream for stream in group if tokens.awaits_others(stream)] == group[3:]
+    for stream in group[:3]:
+        tokens.made(stream)
+        assert tokens.take(stream, SMALL._replace(epoch=2)), "its go is for the next chunk, which is not whole"
+        assert tokens.awaits_others(stream)
+        tokens.give_back(stream)
+    for stream in group[3:-1]:
+        tokens.checked(stream)
+    assert all(map(tokens.awaits_others, group[3:]))
+    tokens.give_back(group[-1])
+    assert woken[4:] == group[3:-1]
+    assert not any(map(tokens.awaits_others, group))
+
+
 # ---- the plan
 
 

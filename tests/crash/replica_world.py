@@ -156,8 +156,10 @@ class ReplicaWorld:
             self.history.chunks[key] = ChunkHistory([ChunkOfOwner(key[1], 5 * key[1], key[0])])
         return self.history.chunks[key]
 
-    def write(self, key: ChunkKey, count: int = 1, *, value_bytes: int = 30, group_batches: int = -1) -> Ticket[None]:
-        """Append entries to a chunk: batches, or groups of so many batches."""
+    def write(
+        self, key: ChunkKey, count: int = 1, *, value_bytes: int = 30, group_batches: int = -1, is_copy: bool = False
+    ) -> Ticket[None]:
+        """Append entries to a chunk: batches, or groups of so many batches. `is_copy`: as a piece of a copy."""
         chunk = self.chunk(key)
         asked = self.asked(chunk)
         incarnation = asked.incarnation if asked is not None else len(chunk.sent) - 1
@@ -168,9 +170,8 @@ class ReplicaWorld:
             owner.write(value=value, group_batches=group_batches)
         at = owner.ends[begun]
         entries = tuple(owner.entries[begun : begun + count])
-        ticket = self.store.replicas.append(
-            *key, ChunkPrefix(*at), entries, owner.founding if not at.length_bytes else b""
-        )
+        founding = owner.founding if not at.length_bytes else b""
+        ticket = self.store.replicas.append(*key, ChunkPrefix(*at), entries, founding, is_copy=is_copy)
         return self._noted(chunk, Step("write", incarnation, begun + count), ticket)
 
     def cut(self, key: ChunkKey, count: int) -> Ticket[None]:

@@ -22,7 +22,7 @@ from logstore.testing.crash import CrashPlan
 from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup, journaled
-from tests.crash.test_replicas import Enumerator, Workload, appends, cuts, groups, removals, seals
+from tests.crash.test_replicas import Enumerator, Workload, appends, copies, cuts, groups, removals, seals
 
 pytestmark = pytest.mark.crash
 Patch = pytest.MonkeyPatch
@@ -195,6 +195,7 @@ def group_as_single_batches(patch: Patch) -> None:
 PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (entry_in_front_of_the_data, appends),
     (confirmed_without_entry, seals),
+    (confirmed_without_entry, copies),
     (files_cut_in_front_of_the_entry, cuts),
     (start_does_not_cut, cuts),
     (journal_behind_the_cut, cuts),
@@ -205,6 +206,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (serial_used_twice, removals),
     (fence_not_awaited, appends),
     (no_founding, appends),
+    (no_founding, copies),
     (replicas_after_the_journal, appends),
     (group_as_single_batches, groups),
 )

@@ -148,7 +148,37 @@ def groups(world: ReplicaWorld) -> None:
     world.run()
 
 
-WORKLOADS = (appends, seals, cuts, removals, lives, groups)
+def copies(world: ReplicaWorld) -> None:
+    """Copies in pieces: one that is sealed, one that is begun when the host is killed, and goes on behind that; one
+    that rests on its way, and one that is removed.
+    """
+    world.write(FIRST, 2, is_copy=True)
+    world.run()
+    world.write(FIRST, 2, value_bytes=400, is_copy=True)
+    world.write(SECOND, is_copy=True)
+    world.run()
+    world.cut(FIRST, 4)
+    world.write(THIRD, is_copy=True)
+    world.run()
+    world.rest()
+    world.run()
+    world.restart(clean=False)
+    world.write(SECOND, 2, is_copy=True)
+    world.write(THIRD, is_copy=True)
+    world.tick()
+    world.run()
+    world.tick()
+    world.run()
+    world.cut(SECOND, 3)
+    world.remove(THIRD, comes_back_other=True)
+    world.run()
+    world.write(THIRD, 2, is_copy=True)
+    world.run()
+    world.cut(THIRD, 2)
+    world.run()
+
+
+WORKLOADS = (appends, seals, cuts, removals, lives, groups, copies)
 
 
 class Enumerator:

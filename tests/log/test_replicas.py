@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from random import Random
+
+import pytest
 
 from logstore.log.replica_chunk import ChunkPrefix, KnownPrefixes
 from logstore.log.replicas import MAX_SEALED_LOGS
@@ -31,11 +34,11 @@ class Host:
         self.store.replicas.prepare()
         self.driver.run()
 
-    def write(self, sent: ChunkOfOwner, *, records: int = 1, value: bytes = b"value") -> None:
+    def write(self, sent: ChunkOfOwner, *, records: int = 1, value: bytes = b"value", is_copy: bool = False) -> None:
         """Append the next entry of a chunk."""
         write = sent.write(records=records, value=value)
         ticket = self.store.replicas.append(
-            write.stream, write.epoch, ChunkPrefix(*write.at), write.entries, write.founding
+            write.stream, write.epoch, ChunkPrefix(*write.at), write.entries, write.founding, is_copy=is_copy
         )
         self.driver.run()
         ticket.result()
@@ -140,6 +143,46 @@ def test_what_is_durable_is_noted_once_nothing_is_written() -> None:
         host.write(sent, value=b"x" * (1 << 20))
     replica.tick()
     assert found.proven == ChunkPrefix(*sent.end)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_copy_has_an_entry_when_it_is_sealed(*, is_killed: bool) -> None:
+    """And none for its first piece: a sync less beside appends. A start in between finds what there is of it."""
+    host, sent = Host(SimDisk()), ChunkOfOwner(1)
+    host.write(sent, is_copy=True)
+    host.write(sent, value=b"x" * 1_000, is_copy=True)
+    assert entry_syncs(host.disk) == 0
+    if is_killed:
+        host = Host(host.disk.crash(Random(1)))
+        assert host.store.replicas.stored()[STREAM, 1].end == ChunkPrefix(*sent.end)
+        host.disk.log.clear()
+        host.write(sent, is_copy=True)
+    host.seal(sent)
+    assert entry_syncs(host.disk) == 1
+    host = Host(host.disk.crash(Random(1)))
+    found = host.store.replicas.stored()[STREAM, 1]
+    assert (found.end, found.is_sealed) == (ChunkPrefix(*sent.end), True)
+
+
+def test_a_copy_that_rests_or_grows_has_an_entry() -> None:
+    """So a start reads little of it, and knows what was there."""
+    host, sent = Host(SimDisk()), ChunkOfOwner(1)
+    host.write(sent, is_copy=True)
+    found = host.store.replicas.find(STREAM, 1)
+    assert found is not None
+    host.store.replicas.tick()
+    host.store.replicas.tick()
+    assert found.proven == ChunkPrefix(*sent.end)
+    host.driver.run()
+    host.write(sent, is_copy=True)
+    host.write(sent)
+    host.driver.run()
+    assert entry_syncs(host.disk) == 2, "an append is confirmed behind an entry"
+
+
+def entry_syncs(disk: SimDisk) -> int:
+    """Syncs of the ledger of replicas."""
+    return sum(call.kind == "sync" and call.path.startswith("ledger/replicas") for call in disk.log)
 
 
 def test_known_prefixes_are_few_and_right() -> None:

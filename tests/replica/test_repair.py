@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.replica.copy_tokens import CopyGo, CopyTokens
+from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
 from logstore.replica.effects import Send
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress
 from logstore.replica.placing import Placing
 from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
-from logstore.replica.repair import ORDERS_PER_TIMEOUT, Repair
+from logstore.replica.repair import GATHER_MS, ORDERS_PER_TIMEOUT, Repair
 
 A, B, C, D = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3"), Member("d", "disk4")
 TIMEOUT_MS = 1_000
@@ -79,12 +79,15 @@ class Ordered:
 
     RESEND_MS = 100
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: CopyTokens | None = None) -> None:
         self.live = (A, B, C)
         sealed = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
         sealed = sealed.rolled(Prefix(100, 10, 7), (A, B), (), (A, B))
-        self.repair = Repair("s", self.RESEND_MS, TIMEOUT_MS)
+        self.repair = Repair("s", self.RESEND_MS, TIMEOUT_MS, tokens)
         named = self.repair.tick(sealed, 1, self.live, 0).wanted
+        if tokens is not None and named is None:
+            tokens.granted("s", CopyGo(1, "c", "a"))
+            named = self.repair.tick(sealed, 1, self.live, 0).wanted
         assert named is not None
         self.named = named
         self.repair.registered(0)
@@ -94,6 +97,14 @@ class Ordered:
         """What a tick at a time orders."""
         effects = self.repair.tick(self.named, 2, self.live, now_ms).effects
         return [each.message for each in effects if isinstance(each, Send) and isinstance(each.message, CopyChunk)]
+
+    def done(self, now_ms: int) -> None:
+        """The target has the whole chunk."""
+        self.repair.receive(CopyDone("s", 1, C, self.order.end, self.order.revision), now_ms)
+
+    def registers(self, now_ms: int, *, is_urgent: bool = False) -> bool:
+        """Whether a tick at a time registers the copy."""
+        return self.repair.tick(self.named, 2, self.live, now_ms, is_urgent=is_urgent).wanted is not None
 
     def progress(self, now_ms: int) -> None:
         """The target is on its way."""
@@ -117,9 +128,47 @@ def test_a_copy_that_is_made_costs_its_owner_no_ticks() -> None:
     ordered.progress(150)
     assert (ordered.is_at_rest, ordered.repair.wake_ms) == (True, 150 + TIMEOUT_MS // ORDERS_PER_TIMEOUT)
     assert ordered.orders(150 + TIMEOUT_MS // ORDERS_PER_TIMEOUT) == [ordered.order]
-    ordered.repair.receive(CopyDone("s", 1, C, ordered.order.end, ordered.order.revision), 500)
+    ordered.done(500)
     assert not ordered.is_at_rest
-    assert ordered.repair.tick(ordered.named, 2, ordered.live, 500).wanted is not None
+    assert ordered.registers(500)
+
+
+def sharing() -> CopyTokens:
+    """Tokens by a plan, where another stream wishes for a copy like that of `Ordered`."""
+    tokens = CopyTokens()
+    tokens.follow_plan(is_planned=True)
+    tokens.take("other", CopyWish(1, "c", ("a", "b"), 2, size_bytes=100))
+    return tokens
+
+
+@pytest.mark.parametrize("becomes", ["whole", "given up", "late"])
+def test_a_whole_copy_waits_for_those_that_share_its_go(becomes: str) -> None:
+    """So that one call of the metadata store registers them all; until they are whole, too, or given up, and for
+    GATHER_MS at most. Meanwhile it has no ticks.
+    """
+    tokens = sharing()
+    ordered = Ordered(tokens)
+    assert set(tokens.held) == {"s", "other"}
+    ordered.done(500)
+    assert (ordered.is_at_rest, ordered.repair.wake_ms) == (True, 500 + GATHER_MS)
+    assert not ordered.registers(500 + GATHER_MS - 1)
+    if becomes == "late":
+        assert ordered.registers(500 + GATHER_MS)
+        return
+    if becomes == "whole":
+        tokens.checked("other")
+    else:
+        tokens.give_back("other")
+    assert not ordered.is_at_rest
+    assert ordered.registers(501)
+
+
+def test_a_copy_that_its_stream_waits_for_is_registered_at_once() -> None:
+    """Its delay is an outage."""
+    ordered = Ordered(sharing())
+    ordered.done(500)
+    assert not ordered.registers(500)
+    assert ordered.registers(501, is_urgent=True)
 
 
 def test_a_silent_target_is_asked_once_more_before_it_is_given_up() -> None:

@@ -6,8 +6,10 @@ pieces come from. A token is taken when a piece is asked for, and given back whe
 within PIECE_S.
 
 Invariants:
-* First come, first served, but for copies that a stream waits for, which go first, and for hosts whose tokens are
-  taken. A chunk has one piece in flight or waiting: what is asked for again meanwhile is dropped.
+* First come, first served, but for copies that a stream waits for, which go first, for hosts whose tokens are taken,
+  and for the chunk that pieces from a host came of last, which goes on for GO_ON_BYTES. So of many small chunks one is
+  whole after the other, not all at last, and what begins and ends a chunk is spread over the time. A chunk has one
+  piece in flight or waiting: what is asked for again meanwhile is dropped.
 * Pieces from hosts from which copies may not be faster (`copy_speed`) have the least rate together.
 * What is in memory of pieces is bounded by tokens: pieces have MAX_PIECE_BYTES and one batch at most.
 * No I/O: the caller says what time it is, and sends what `due` gives.
@@ -26,6 +28,8 @@ from logstore.replica.messages import ReadEntries
 
 SOURCE_PIECES: Final = 1
 """From one host: its disk and its link serve readers and appends too."""
+GO_ON_BYTES: Final = 8 << 20
+"""One second where copies have the least rate: others that are to come from the same host wait so long for it."""
 PIECE_S: Final = 5.0
 """A piece that has not come, or is not durable, after so long is lost: the order that is repeated asks again."""
 
@@ -35,6 +39,13 @@ class _InFlight(NamedTuple):
     asked_s: float
     is_fast: bool
     arrived_s: float | None = None
+
+
+class _Going(NamedTuple):
+    """The chunk that a host's last piece was of, and how many bytes of it come before others have their turn."""
+
+    key: ChunkKey
+    left_bytes: int
 
 
 class AskedPiece(NamedTuple):
@@ -52,6 +63,8 @@ class CopyFlow:
         self.speed = speed or CopySpeed()
         self._waiting: dict[ChunkKey, AskedPiece] = {}
         self._in_flight: dict[ChunkKey, _InFlight] = {}
+        self._going: dict[str, _Going] = {}
+        """By host; forgotten when nothing waits and nothing is under way."""
         self.copied_bytes = 0
         """Made durable here since the start."""
 
@@ -85,7 +98,7 @@ class CopyFlow:
         return list(self._take(now_s))
 
     def _take(self, now_s: float) -> Iterator[AskedPiece]:
-        for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
+        for key, asked in sorted(self._waiting.items(), key=self._rank):
             if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
                 return
             is_urgent, is_fast = asked.message.is_urgent, self.speed.may_be_fast(asked.source, now_s)
@@ -96,6 +109,18 @@ class CopyFlow:
                 self._in_flight[key] = _InFlight(asked.source, now_s, is_fast or is_urgent)
                 size = self._pace.next_piece_bytes(now_s)
                 yield asked._replace(message=replace(asked.message, max_bytes=min(asked.message.max_bytes, size)))
+
+    def _rank(self, waiting: tuple[ChunkKey, AskedPiece]) -> tuple[bool, bool]:
+        """What is least goes first."""
+        key, asked = waiting
+        going = self._going.get(asked.source)
+        return not asked.message.is_urgent, going is None or going.key != key or going.left_bytes <= 0
+
+    def _note_going(self, key: ChunkKey, source: str, size_bytes: int) -> None:
+        """A piece of a chunk is durable here."""
+        going = self._going.get(source)
+        left_bytes = going.left_bytes if going is not None and going.key == key else GO_ON_BYTES
+        self._going[source] = _Going(key, left_bytes - size_bytes)
 
     def wait_s(self, now_s: float) -> float | None:
         """After how many seconds `due` may have something by time alone; None: not before something happens."""
@@ -128,6 +153,10 @@ class CopyFlow:
             if size_bytes:
                 self._pace.piece_written(size_bytes, now_s - piece.arrived_s)
             self.copied_bytes += size_bytes
+        if self.is_idle:
+            self._going.clear()
+        elif size_bytes:
+            self._note_going((stream, epoch), piece.source, size_bytes)
         return True
 
     def _forget_lost(self, now_s: float) -> None:

@@ -73,7 +73,8 @@ class LocalReplicaFiles:
         """Carry out an operation; see `ReplicaFiles`."""
         if isinstance(operation, WriteEntries):
             at = ChunkPrefix(*operation.at)
-            return self._chunks.append(operation.stream, operation.epoch, at, operation.entries, operation.founding)
+            place, entries, founding = (operation.stream, operation.epoch, at), operation.entries, operation.founding
+            return self._chunks.append(*place, entries, founding, is_copy=operation.is_copy)
         if isinstance(operation, CutChunk):
             return self._chunks.cut(operation.stream, operation.epoch, ChunkPrefix(*operation.end))
         if isinstance(operation, RemoveChunk):
