@@ -33,8 +33,8 @@ DELIVERY_MS = 600_000
 """Longer than any fault: a record that a library gives up is a failure that nobody needs."""
 REQUEST_MS = 5_000
 RECONNECT_MS = 1_000
-"""kafka-python's longest pause between attempts to connect. Its default of 30 s, reached while all hosts are down, would
-last into the next fault."""
+"""kafka-python's longest pause between attempts to connect. Its default of 30 s, reached while all hosts are down,
+would last into the next fault."""
 AIOKAFKA_MS = 15_000
 """It gives a record up after this time, too."""
 WAITING_MAX = 500
