@@ -76,7 +76,7 @@ PARTS = (
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
     Part("services", SERVICES, 600, 30 * 60, Lane.COMPUTE),
     Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
-    Part("cluster", ("cluster", "whole"), 210, 60 * 60, Lane.COMPUTE),
+    Part("cluster", ("cluster", "whole"), 220, 60 * 60, Lane.COMPUTE),
     Part("rest", (), 260, 3 * 60 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
