@@ -26,10 +26,10 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
-from tests.cluster.foreign_producers import require, run_franz_go, run_java
-from tests.cluster.places import wait_all_members
-from tests.cluster.shared_cluster import SharedCluster, delete
+from tests.cluster_processes.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
+from tests.cluster_processes.foreign_producers import require, run_franz_go, run_java
+from tests.cluster_processes.places import wait_all_members
+from tests.cluster_processes.shared_cluster import SharedCluster, delete
 from tests.metadata.support import needs_etcd
 from tests.support.beside import beside
 from tests.support.cluster_network import new_network
