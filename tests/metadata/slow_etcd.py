@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -26,6 +27,10 @@ ANSWERS: dict[str, Any] = {
     "auth/authenticate": {"header": HEADER, "token": "abc.1"},
     "watch": {"result": {"header": HEADER, "created": True}},
 }
+
+REFUSAL = b'{"error":"etcdserver: invalid auth token","code":16}'
+STREAMED_REFUSAL = b'{"error":{"grpc_code":16,"http_code":401,"message":"etcdserver: invalid auth token"}}'
+"""Of a call whose answer is streamed, as grpc-gateway writes it; etcd asks for a token there since 3.4.42."""
 
 
 class SlowEtcd:
@@ -54,6 +59,8 @@ class SlowEtcd:
         """What a login takes in addition."""
         self.tokens: set[str] | None = None
         """Those that are valid; None: nobody is asked for one."""
+        self.asks_for_nothing: set[str] = set()
+        """Paths of calls for which nobody is asked for a token."""
 
     async def connect(self, endpoint: str) -> SlowStream:
         """A connection to an endpoint."""
@@ -88,14 +95,18 @@ class SlowStream(trio.abc.Stream):
             etcd.tokens, delay_s = etcd.tokens or set(), delay_s + etcd.login_s
             etcd.tokens.add(token := f"token.{etcd.asked[self._name, path]}")
             body = json.dumps({"header": HEADER, "token": token}).encode()
-        elif etcd.tokens is not None and not any(b": %s\r\n" % token.encode() in data for token in etcd.tokens):
-            body, status = b'{"error":"etcdserver: invalid auth token","code":16}', b"401 Unauthorized"
+        elif path not in etcd.asks_for_nothing and not self._has_token(bytes(data)):
+            body, status = STREAMED_REFUSAL if path == "lease/keepalive" else REFUSAL, b"401 Unauthorized"
         if path == "watch" and etcd.is_quiet and status == b"200 OK":
             self._answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
         else:
             self._answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
         self._rest = self._answer
         self._ready_s = float("inf") if path in etcd.silent else trio.current_time() + delay_s
+
+    def _has_token(self, request: bytes) -> bool:
+        tokens = self._etcd.tokens
+        return tokens is None or any(b": %s\r\n" % token.encode() in request for token in tokens)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See trio."""
@@ -116,7 +127,9 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str) -> EtcdMetadataStore:
+def store_on(
+    etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str | Callable[[], str]
+) -> EtcdMetadataStore:
     """A store that reaches these endpoints, with a user if one is given, whose password is its name unless given."""
     login.setdefault("password", login.get("user", ""))
     settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0, **login)  # type: ignore[arg-type]
