@@ -158,8 +158,8 @@ class PeerTls(ServerTls):
         names: frozenset[str] = room.certificate_names(room.first_certificate(path))
         if self._host not in names:
             raise TlsError(
-                f"peer-certificate {path!r} names {sorted(names)[:MAX_NAMES]}, not this host, {self._host!r}: give it one "
-                "whose DNS names have the host's name"
+                f"peer-certificate {path!r} names {sorted(names)[:MAX_NAMES]}, not this host, {self._host!r}: give "
+                "it one whose DNS names have the host's name"
             )
 
 
