@@ -15,8 +15,8 @@ Invariants:
   waits before it is served, and a long request before it is received.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
-* If the sidecar ends a connection whose client has only answers to GREETING_KEYS, for example during a stop, it resets
-  the connection. Clients interpret a reset correctly; some take a plain end for a listener with TLS.
+* If the sidecar ends a connection whose client has only answers to GREETING_KEYS, as in a stop or after `idle_s`, it
+  resets the connection. Clients interpret a reset correctly; some take a plain end for a listener with TLS.
 * Where a login is required, only requests of the login are served before it (`logstore.kafka.security.login`).
 * Without TLS, the task of `logstore.base.readiness`, which serves all connections, begins short requests of the common
   form and fetches that were read ahead, while the connection's own task waits for data. The own task does everything
@@ -119,6 +119,8 @@ REASONS: Final[Mapping[ConnectionEvent, str]] = {
     ),
 }
 """What the operator is told of an event by which reading ends; a stop needs no report."""
+OWN_ENDS: Final = (ConnectionEvent.STOPPED, ConnectionEvent.TIMED_OUT, ConnectionEvent.FRAME_GIVEN_UP)
+"""By these the sidecar ends a connection, and not its client."""
 PLACE_TAKEN: Final = "it was idle the longest, and gave way to a new connection (max-connections)"
 ANSWERS_UNREAD: Final = "it did not read its answers while memory for them was short (total-answer-bytes)"
 
@@ -258,7 +260,7 @@ class ClientConnection:
             self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
-        if ended_by in (ConnectionEvent.STOPPED, ConnectionEvent.FRAME_GIVEN_UP) and not self._line.has_served:
+        if ended_by in OWN_ENDS and not self._line.has_served:
             return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()

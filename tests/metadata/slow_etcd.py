@@ -52,7 +52,7 @@ class SlowEtcd:
         self.errors_once: dict[str, list[bytes]] = {}
         """The same, each answered once."""
         self.answers: dict[str, Any] = {}
-        """By paths of calls, in place of what is usual."""
+        """By paths of calls, in place of what is usual; a list is a streamed answer of several messages."""
         self.pieces = 1
         """In so many an answer arrives, each after the time of an answer."""
         self.login_s = 0.0
@@ -86,7 +86,9 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
         etcd, path = self._etcd, bytes(data).split(b" ", 2)[1].decode().removeprefix("/v3/")
         etcd.asked[self._name, path] += 1
-        body, status = json.dumps(etcd.answers.get(path, ANSWERS.get(path))).encode() + b"\n", b"200 OK"
+        found = etcd.answers.get(path, ANSWERS.get(path))
+        lines = found if isinstance(found, list) else [found]
+        body, status = b"".join(json.dumps(line).encode() + b"\n" for line in lines), b"200 OK"
         delay_s = etcd.delays_s[self._name]
         error = etcd.errors_once[path].pop(0) if etcd.errors_once.get(path) else etcd.errors.get(path)
         if error is not None:
