@@ -119,8 +119,6 @@ REASONS: Final[Mapping[ConnectionEvent, str]] = {
     ),
 }
 """What the operator is told of an event by which reading ends; a stop needs no report."""
-OWN_ENDS: Final = (ConnectionEvent.STOPPED, ConnectionEvent.TIMED_OUT, ConnectionEvent.FRAME_GIVEN_UP)
-"""By these the sidecar ends a connection, and not its client."""
 PLACE_TAKEN: Final = "it was idle the longest, and gave way to a new connection (max-connections)"
 ANSWERS_UNREAD: Final = "it did not read its answers while memory for them was short (total-answer-bytes)"
 
@@ -260,7 +258,7 @@ class ClientConnection:
             self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
-        if ended_by in OWN_ENDS and not self._line.has_served:
+        if (ended_by is ConnectionEvent.STOPPED or ended_by in REASONS) and not self._line.has_served:
             return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
