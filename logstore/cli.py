@@ -7,9 +7,13 @@ from importlib import import_module
 
 from logstore.base.lean_imports import import_lean, leave_test_tools_out
 from logstore.commands.table import COMMANDS as COMMANDS
-from logstore.commands.table import grouped_help, load
+from logstore.commands.table import GROUPS, grouped_help, load
 
 USAGE_ERROR = 2
+NAMING = frozenset((*GROUPS["a running sidecar"], *GROUPS["a data directory"]))
+"""Subcommands whose arguments are names and values of which none may be empty: an empty name selects other things than
+who wrote it meant.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,12 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             room.add_arguments(subparser)
             subparser.set_defaults(run=room.main)
             used = subparser
+    empty = _empty_argument(words) if chosen in NAMING else None
+    if empty is not None:
+        used.exit(USAGE_ERROR, f"{used.prog}: {empty} is empty: give a value, or omit it; is a shell variable unset?\n")
     parsed, unknown = parser.parse_known_args(words)
     if unknown:
         used.exit(USAGE_ERROR, f"{used.prog}: unknown: {' '.join(unknown)}; `{used.prog} --help` lists the options\n")
     if parsed.command is None:
         parser.error("a COMMAND is missing; `cairn --help` lists the commands, `cairn COMMAND --help` describes one")
     return int(parsed.run(parsed))
+
+
+def _empty_argument(words: Sequence[str]) -> str | None:
+    """What to call the first empty value of a command line; None: no value is empty."""
+    for before, word in zip(("", *words), words, strict=False):
+        if not word.strip():
+            return before if before.startswith("--") and "=" not in before else "an argument"
+        if word.startswith("--") and word.count("=") == 1 and word.endswith("="):
+            return word[:-1]
+    return None
 
 
 class _ShowVersion(argparse.Action):

@@ -42,6 +42,7 @@ from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
+from logstore.base.name_lookups import look_names_up_apart
 from logstore.base.report import Reporter
 from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
@@ -179,6 +180,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
 
 async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    look_names_up_apart()
     clock = SystemClock()
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()

@@ -5,6 +5,7 @@ Invariants:
   proves itself anew: a session cannot outlive the certificate or the authority that it was made with.
 * A context is complete or there is none: files that do not fit together raise TlsError, and the context that was loaded
   before stays in use.
+* A host's certificate among its peers has the host's name, each time that it is loaded.
 * A client's certificate is checked by OpenSSL against `client_ca` alone, never against the system's authorities.
 """
 
@@ -16,6 +17,8 @@ from typing import Final, NamedTuple
 from logstore.base.errors import TlsError
 from logstore.base.followed_files import FollowedFiles
 
+MAX_NAMES: Final = 10
+"""Of a certificate's names, so many are said."""
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 """What `TlsFiles.oldest_version` may be."""
 CLIENT_CERTIFICATES: Final = {
@@ -122,7 +125,7 @@ class ServerTls:
 
 class PeerTls(ServerTls):
     """The contexts of a host that takes connections from its peers and makes connections to them, all with one
-    certificate, which both ends must have. Raises TlsError; blocks.
+    certificate, which both ends must have, and which has the name of this `host`. Raises TlsError; blocks.
 
     OpenSSL checks that `client_ca` has signed the other end's certificate; whose it is, the caller checks
     (`logstore.base.x509.certificate_names`).
@@ -131,11 +134,9 @@ class PeerTls(ServerTls):
     side = "links"
     client_context: ssl.SSLContext
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, host: str) -> None:
+        self._host = host
         super().__init__(files._replace(client_certificates="required"))
-        room = import_module(CERTIFICATES_ROOM)
-        self.names: frozenset[str] = room.certificate_names(room.first_certificate(files.certificate))
-        """The DNS names in the host's own certificate."""
 
     def _load(self) -> ssl.SSLContext:
         server_context = super()._load()
@@ -147,8 +148,19 @@ class PeerTls(ServerTls):
         context.verify_mode = ssl.CERT_REQUIRED
         self._load_chain(context)
         self._load_authorities(context)
+        self._check_name()  # behind the loading: a file that changes in between is loaded again
         self.client_context = context
         return server_context
+
+    def _check_name(self) -> None:
+        """Each time: a certificate that another host's was copied over would be refused by all others."""
+        room, path = import_module(CERTIFICATES_ROOM), self._files.certificate
+        names: frozenset[str] = room.certificate_names(room.first_certificate(path))
+        if self._host not in names:
+            raise TlsError(
+                f"peer-certificate {path!r} names {sorted(names)[:MAX_NAMES]}, not this host, {self._host!r}: give "
+                "it one whose DNS names have the host's name"
+            )
 
 
 def read_whole(*names: str) -> None:

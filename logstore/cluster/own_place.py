@@ -54,7 +54,7 @@ class OwnPlace:
 
     def __init__(self, settings: PlaceSettings, names: tuple[str, ...], report: Report) -> None:
         self._settings = settings
-        self._names = tuple(dict.fromkeys((*names, socket.gethostname(), socket.getfqdn())))
+        self._names = names
         self._report = report
         self._wanted = trio.Event()
         self._seen: tuple[int, int] | None = None
@@ -68,7 +68,9 @@ class OwnPlace:
         try:
             if topology:
                 self._seen = _stamp(Path(topology))
-                found = _from_file(Path(topology), self._names, needs_place=not rack)
+                # Here, on a thread: a resolver that hangs must not hold up the event loop.
+                names = dict.fromkeys((*self._names, socket.gethostname(), socket.getfqdn()))
+                found = _from_file(Path(topology), tuple(names), needs_place=not rack)
             elif script:
                 found = HostPlace(_from_script(script, self._names[0]))
             if rack:

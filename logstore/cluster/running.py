@@ -227,12 +227,12 @@ OUTSIDE: Final = Outside(open_metadata, HostLinks)
 async def start_cluster(settings: ClusterSettings, local: LocalParts, outside: Outside = OUTSIDE) -> RunningCluster:
     """Take all steps of a start but `join`; tasks run in the nursery.
 
-    Raises DiskRefused, WrongCluster, CorruptFile, AddressError, OSError, MetadataError.
+    Raises DiskRefused, WrongCluster, CorruptFile, AddressError, TlsError, OSError, MetadataError.
     """
     nursery, report = local.nursery, local.report
     opened = outside.open_metadata(settings.metadata, settings.security, local.random, report)
     metadata: MetadataStore = await nursery.start(_hold, opened)
-    tls = PeerTls(settings.security.peer) if settings.security.peer.certificate else None
+    tls = PeerTls(settings.security.peer, settings.host) if settings.security.peer.certificate else None
     certificates = followed(((tls, trio.sleep_forever), _tls_of(metadata)), nursery, local.clock, report)
     identity, give_back = await _identity(settings.host, local, metadata)
     files = await LocalReplicaFiles.open(local.engine)

@@ -15,8 +15,8 @@ Invariants:
   waits before it is served, and a long request before it is received.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
-* If the sidecar ends a connection whose client has only answers to GREETING_KEYS, for example during a stop, it resets
-  the connection. Clients interpret a reset correctly; some take a plain end for a listener with TLS.
+* If the sidecar ends a connection whose client has only answers to GREETING_KEYS, as in a stop or after `idle_s`, it
+  resets the connection. Clients interpret a reset correctly; some take a plain end for a listener with TLS.
 * Where a login is required, only requests of the login are served before it (`logstore.kafka.security.login`).
 * Without TLS, the task of `logstore.base.readiness`, which serves all connections, begins short requests of the common
   form and fetches that were read ahead, while the connection's own task waits for data. The own task does everything
@@ -258,7 +258,7 @@ class ClientConnection:
             self.move(ended_by)
             self._line.end()
             self._broker.engine.kick()
-        if ended_by in (ConnectionEvent.STOPPED, ConnectionEvent.FRAME_GIVEN_UP) and not self._line.has_served:
+        if (ended_by is ConnectionEvent.STOPPED or ended_by in REASONS) and not self._line.has_served:
             return  # and be cut
         if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()

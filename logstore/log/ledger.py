@@ -61,27 +61,45 @@ class Ledger:
         """
         ledger = cls(name, notify)
         generations = _generations(fs, name)
-        for generation in reversed(generations):
-            path = _path(name, generation)
-            data = fs.read(path, 0, fs.size(path))
-            scan = scan_frames(data, path)
-            if not scan.frames or scan.frames[0].kind != KIND_SNAPSHOT:
-                # The file gets its name only after its snapshot is synced: an unreadable snapshot was damaged later.
-                raise CorruptFile(f"{path}: its snapshot is damaged; restore the file from a copy")
-            for frame in scan.frames:
-                _apply(ledger._durable, frame.changes)
-            ledger._generation, ledger._size_bytes = generation, scan.end
-            if scan.end < fs.size(path):
-                fs.truncate(path, scan.end)
+        if generations:
+            path = _path(name, generations[-1])
+            data, end = ledger._load(fs, generations[-1])
+            if end < len(data):
+                fs.truncate(path, end)
             # Write the data again: pages whose sync failed in the last life read correctly, but no sync writes them.
-            fs.write(path, 0, [data[: scan.end]])
+            fs.write(path, 0, [data[:end]])
             fs.sync(path)
             ledger._must_roll = False
             ledger._roll_at_bytes = max(ROLL_BYTES, 2 * sum(len(k) + len(v) for k, v in ledger._durable.items()))
-            break
-        ledger._visible = dict(ledger._durable)
         ledger._sweep(fs, generations)
         return ledger
+
+    @classmethod
+    def look(cls, fs: FileSystem, name: str) -> "Ledger":
+        """What `open` would recover, to be read only: nothing on the disk is changed. Raises what `open` raises."""
+
+        def refuse(_: JobSource) -> None:
+            raise AssertionError(f"ledger {name} was opened to be read only")
+
+        ledger = cls(name, refuse)
+        generations = _generations(fs, name)
+        if generations:
+            ledger._load(fs, generations[-1])
+        return ledger
+
+    def _load(self, fs: FileSystem, generation: int) -> tuple[bytes, int]:
+        """Take what a file has; returns its bytes, and how many of them are whole frames."""
+        path = _path(self.name, generation)
+        data = fs.read(path, 0, fs.size(path))
+        scan = scan_frames(data, path)
+        if not scan.frames or scan.frames[0].kind != KIND_SNAPSHOT:
+            # The file gets its name only after its snapshot is synced: an unreadable snapshot was damaged later.
+            raise CorruptFile(f"{path}: its snapshot is damaged; restore the file from a copy")
+        for frame in scan.frames:
+            _apply(self._durable, frame.changes)
+        self._visible = dict(self._durable)
+        self._generation, self._size_bytes = generation, scan.end
+        return data, scan.end
 
     def _sweep(self, fs: FileSystem, generations: list[int]) -> None:
         """Make the current file's name durable, then remove files that earlier lives left.

@@ -22,6 +22,7 @@ import trio
 
 from logstore.base.accepted_secrets import AcceptedSecrets
 from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.name_lookups import look_names_up_apart
 from logstore.base.report import Reporter
 from logstore.base.secret_files import SecretFile
 from logstore.base.system import SystemClock
@@ -111,6 +112,7 @@ def run_agent(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(settings: agents.AgentSettings, address: Address) -> int:
+    look_names_up_apart()
     async with trio.open_nursery() as nursery:
         if isinstance(settings.token, AcceptedSecrets):
             nursery.start_soon(settings.token.follow, Reporter(SystemClock()))
@@ -133,6 +135,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
     )
 
     async def measure(report: Report) -> Calibrated:
+        look_names_up_apart()
         random = Random(arguments.seed)  # noqa: S311  which hosts are sampled is no secret
         calibrator = Calibrator(network.topology, addresses, token, settings, random, report)
         return calibrate(network.topology, await calibrator.measure(), arguments.share)

@@ -24,6 +24,7 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.http.messages import HttpSettings
+from logstore.base.name_lookups import look_names_up_apart
 from logstore.base.report import Reporter
 from logstore.base.stop_signals import receive_signals
 from logstore.base.system import SystemClock
@@ -182,6 +183,7 @@ async def _run(
     data_dir: Path,
     reporter: Reporter,
 ) -> None:
+    look_names_up_apart()
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)
         if settings.security.tls is not None:

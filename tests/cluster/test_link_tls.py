@@ -31,7 +31,7 @@ def files_of(directory: Path, authority: trustme.CA, *names: str, key: str = "ho
 
 def secured(directory: Path, authority: trustme.CA, name: str, *names: str) -> LinkedHost:
     """A host whose certificate has these names, or its own."""
-    return LinkedHost(name, tls=PeerTls(files_of(directory, authority, *(names or (name,)), key=name)))
+    return LinkedHost(name, tls=PeerTls(files_of(directory, authority, *(names or (name,)), key=name), name))
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,7 @@ async def test_messages_over_tls(tmp_path: Path, authority: trustme.CA) -> None:
 async def test_the_certificate_of_another_host(tmp_path: Path, authority: trustme.CA) -> None:
     """A host that uses another host's certificate is refused by both: by whom it connects to, and by who connects."""
     a, b = secured(tmp_path, authority, "a"), secured(tmp_path, authority, "b", "c", "*.example", "b")
-    tls = PeerTls(files_of(tmp_path, authority, "c", "bb", key="false"))
-    tls.names = frozenset(("b",))  # it does not care about its own
-    false = LinkedHost("b", tls=tls)
+    false = LinkedHost("b", tls=PeerTls(files_of(tmp_path, authority, "c", "bb", key="false"), "c"))
     async with trio.open_nursery() as nursery:
         for host in (a, false):
             await host.start(nursery)
@@ -123,9 +121,8 @@ async def test_strangers_without_certificate(tmp_path: Path, authority: trustme.
 
 async def test_the_own_certificate_has_the_own_name(tmp_path: Path, authority: trustme.CA) -> None:
     """A host does not start with a certificate of another host: nobody would let it in."""
-    wrong = secured(tmp_path, authority, "a", "b")
-    with pytest.raises(TlsError, match=r"names \['b'\], not this host, 'a'"):
-        await wrong.links.serve(wrong.address)
+    with pytest.raises(TlsError, match=r"a\.pem' names \['b'\], not this host, 'a'"):
+        secured(tmp_path, authority, "a", "b")
 
 
 async def test_plain_links_are_for_loopback() -> None:
@@ -140,14 +137,17 @@ async def test_plain_links_are_for_loopback() -> None:
 
 async def test_certificates_that_change(tmp_path: Path, authority: trustme.CA) -> None:
     """New files count for new connections, in both directions; connections that exist stay. Files that do not fit
-    change nothing.
+    change nothing, nor does a certificate that is another host's.
     """
-    tls = PeerTls(files_of(tmp_path, authority, "a", key="a"))
+    tls = PeerTls(files_of(tmp_path, authority, "a", key="a"), "a")
     a, b = LinkedHost("a", tls=tls), secured(tmp_path, authority, "b")
     async with linked(a, b) as nursery:
         (tmp_path / "a.pem").write_text("no certificate")
         before = tls.context, tls.client_context
         with pytest.raises(TlsError):
+            tls.reload(force=True)
+        files_of(tmp_path, authority, "c", key="a")
+        with pytest.raises(TlsError, match=r"names \['c'\], not this host, 'a'"):
             tls.reload(force=True)
         assert (tls.context, tls.client_context) == before
         files_of(tmp_path, authority, "a", "more", key="a")

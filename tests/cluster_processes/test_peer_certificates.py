@@ -27,10 +27,10 @@ class PeerFiles:
         self._authority.cert_pem.write_to_path(self.ca)
         self.renew()
 
-    def renew(self) -> None:
-        """A new certificate with the host's name, put in the place of the one before."""
+    def renew(self, name: str = "a") -> None:
+        """A new certificate with the host's name, or another one, put in the place of the one before."""
         fresh = self.certificate.with_suffix(".new")
-        self._authority.issue_cert("a").private_key_and_cert_chain_pem.write_to_path(fresh)
+        self._authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(fresh)
         fresh.replace(self.certificate)
 
 
@@ -49,7 +49,7 @@ async def test_files_that_were_replaced_are_loaded_by_themselves(files: PeerFile
     """They are looked at every ten seconds, and loaded if they have changed; files that cannot be used leave what was
     loaded before in use.
     """
-    tls, reports = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca))), RecordedReports()
+    tls, reports = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca)), "a"), RecordedReports()
 
     async def reported(*names: str) -> None:
         while reports.names() != list(names):  # noqa: ASYNC110  time is virtual
@@ -75,12 +75,33 @@ async def test_files_that_were_replaced_are_loaded_by_themselves(files: PeerFile
         nursery.cancel_scope.cancel()
 
 
+async def test_the_certificate_of_another_host_is_not_loaded(files: PeerFiles, autojump_clock: object) -> None:
+    """A renewal that puts another host's certificate in the place of this one's leaves the former one in use: all other
+    hosts would refuse this one. The log has both names, once.
+    """
+    tls, reports = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca)), "a"), RecordedReports()
+    contexts = tls.context, tls.client_context
+    async with trio.open_nursery() as nursery:
+        followed([(tls, trio.sleep_forever)], nursery, ManualClock(), reports)
+        files.renew("b")
+        while not reports.names():  # noqa: ASYNC110  time is virtual
+            await trio.sleep(1)
+        await trio.sleep(3 * CHECK_S)
+        assert reports.names() == [CERTIFICATES_UNUSABLE.name]
+        assert "names ['b'], not this host, 'a'" in str(reports.of(CERTIFICATES_UNUSABLE)[0]["error"])
+        assert (tls.context, tls.client_context) == contexts
+        files.renew()
+        while reports.names() != [CERTIFICATES_UNUSABLE.name, CERTIFICATES_LOADED.name]:  # noqa: ASYNC110
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_failure_has_files_looked_at_soon(files: PeerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that fails, as while a certificate is refused, does not wait ten seconds for the one that has taken
     its place; as long as connections fail, the files are looked at again and again.
     """
     monkeypatch.setattr(certificates, "CHECK_S", PATIENCE_S)
-    tls, reports, failed = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca))), RecordedReports(), 0
+    tls, reports, failed = PeerTls(TlsFiles(str(files.certificate), client_ca=str(files.ca)), "a"), RecordedReports(), 0
 
     async def failure() -> None:
         nonlocal failed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.support import topology_file
-from tests.metadata.support import EtcdMember, etcd_members, needs_etcd
+from tests.metadata.support import EtcdMember, asks_to_keep_leases, etcd_members, needs_etcd
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
@@ -36,6 +36,7 @@ def etcdctl(member: EtcdMember, *words: str, user: str = "", typed: str = "") ->
 def test_a_host_whose_password_etcd_refuses_goes_on(tmp_path: Path) -> None:
     """etcd has a new password before the host's file has it: whatever the host asks is refused, also whether quiet
     watches are alive, and also to its coordinator. Once the file has it, topics can be made again, by the same process.
+    It stays a member all the time, where etcd asks for no login to keep its lease.
     """
     password = tmp_path / "password"
     password.write_text("secret", encoding="utf-8")
@@ -58,3 +59,4 @@ def test_a_host_whose_password_etcd_refuses_goes_on(tmp_path: Path) -> None:
             create = ("topics", "create", "orders", "--servers", host.address)
             until(lambda: cairn(*create).status == 0, host.log)
             assert host.process.poll() is None
+            assert asks_to_keep_leases(member) or host.log().count("event=cluster_joined") == 1

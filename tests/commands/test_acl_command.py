@@ -149,7 +149,7 @@ SAID = {
         "Write",
     ): "--operation Write does not apply to a Group; use",
     ("add", "--user", "b", "--topic", "t", "--operation", "Read", "--host", "a.example"): "host 'a.example' is not",
-    ("add", "--user", "b", "--topic", "", "--operation", "Read"): "a resource name of 0 characters",
+    ("add", "--user", "b", "--topic", "", "--operation", "Read"): "--topic is empty",
     ("add", "--user", "b", "--topic", "*", "--prefixed", "--operation", "Read"): "--topic '*' with --prefixed",
     ("add", "--user", "b", "--producer", "--topic", "t", "--operation", "Read"): "--operation cannot be combined with",
     ("add", "--user", "b", "--deny", "--producer", "--topic", "t"): "--deny cannot be combined with --producer",

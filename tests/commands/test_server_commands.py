@@ -374,7 +374,7 @@ def test_queries_show_names_and_topics_and_take_the_beginning_of_an_id(sidecar: 
     several = ask(sidecar, "queries", "3f2b")
     assert several.status == 1
     assert "'3f2b-1', '3f2b-10'; give more of the id" in several.err
-    assert ask(sidecar, "queries", "").status == 1
+    assert ask(sidecar, "queries", "").status == 2
     (line,) = [line for line in ask(sidecar, "queries").out.splitlines() if line.startswith("77aa")]
     assert line.split()[:4] == ["77aa", "clicks", "out-b", "1"]
     assert "out-b" in ask(sidecar, "queries", "77").out

@@ -17,7 +17,7 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 
 from logstore.interfaces import Buffer
-from logstore.kafka.api_types import Caller, PrivateApi
+from logstore.kafka.api_types import BrokerSettings, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.server import BACKLOG, FIRST_ANSWER_S, LOOK_S
 from tests.kafka.front_driver import (
@@ -227,3 +227,20 @@ async def test_who_loses_its_first_frame_is_reset(tmp_path: Path, mock_clock: tr
         (connection,) = server.kafka._connections
         connection._give_up_frame()
         assert await end_of(peer) == RESET
+
+
+@pytest.mark.parametrize("sent", [words for words in SILENT if "fetch" not in words])
+async def test_who_is_silent_for_too_long_is_reset(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, sent: str
+) -> None:
+    """A client that has only greeted, and sends its first request in the moment in which the sidecar ends its idle
+    connection, would take an end for a listener with TLS. One that has been served takes it for a lost connection.
+    """
+    settings = BrokerSettings()
+    async with serving(tmp_path, settings) as server:
+        silent, served = await accepted(server, SILENT[sent]), await accepted(server)
+        assert await is_served(served)
+        mock_clock.jump(settings.idle_s + 1)
+        assert [await end_of(peer) for peer in (silent, served)] == [RESET, END]
+        for peer in (silent, served):
+            await peer.stream.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -27,6 +28,10 @@ ANSWERS: dict[str, Any] = {
     "watch": {"result": {"header": HEADER, "created": True}},
 }
 
+REFUSAL = b'{"error":"etcdserver: invalid auth token","code":16}'
+STREAMED_REFUSAL = b'{"error":{"grpc_code":16,"http_code":401,"message":"etcdserver: invalid auth token"}}'
+"""Of a call whose answer is streamed, as grpc-gateway writes it; etcd asks for a token there since 3.4.42."""
+
 
 class SlowEtcd:
     """The network behind a store: each endpoint answers what is asked after a time of its own."""
@@ -47,13 +52,15 @@ class SlowEtcd:
         self.errors_once: dict[str, list[bytes]] = {}
         """The same, each answered once."""
         self.answers: dict[str, Any] = {}
-        """By paths of calls, in place of what is usual."""
+        """By paths of calls, in place of what is usual; a list is a streamed answer of several messages."""
         self.pieces = 1
         """In so many an answer arrives, each after the time of an answer."""
         self.login_s = 0.0
         """What a login takes in addition."""
         self.tokens: set[str] | None = None
         """Those that are valid; None: nobody is asked for one."""
+        self.asks_for_nothing: set[str] = set()
+        """Paths of calls for which nobody is asked for a token."""
 
     async def connect(self, endpoint: str) -> SlowStream:
         """A connection to an endpoint."""
@@ -79,7 +86,9 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
         etcd, path = self._etcd, bytes(data).split(b" ", 2)[1].decode().removeprefix("/v3/")
         etcd.asked[self._name, path] += 1
-        body, status = json.dumps(etcd.answers.get(path, ANSWERS.get(path))).encode() + b"\n", b"200 OK"
+        found = etcd.answers.get(path, ANSWERS.get(path))
+        lines = found if isinstance(found, list) else [found]
+        body, status = b"".join(json.dumps(line).encode() + b"\n" for line in lines), b"200 OK"
         delay_s = etcd.delays_s[self._name]
         error = etcd.errors_once[path].pop(0) if etcd.errors_once.get(path) else etcd.errors.get(path)
         if error is not None:
@@ -88,14 +97,18 @@ class SlowStream(trio.abc.Stream):
             etcd.tokens, delay_s = etcd.tokens or set(), delay_s + etcd.login_s
             etcd.tokens.add(token := f"token.{etcd.asked[self._name, path]}")
             body = json.dumps({"header": HEADER, "token": token}).encode()
-        elif etcd.tokens is not None and not any(b": %s\r\n" % token.encode() in data for token in etcd.tokens):
-            body, status = b'{"error":"etcdserver: invalid auth token","code":16}', b"401 Unauthorized"
+        elif path not in etcd.asks_for_nothing and not self._has_token(bytes(data)):
+            body, status = STREAMED_REFUSAL if path == "lease/keepalive" else REFUSAL, b"401 Unauthorized"
         if path == "watch" and etcd.is_quiet and status == b"200 OK":
             self._answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
         else:
             self._answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
         self._rest = self._answer
         self._ready_s = float("inf") if path in etcd.silent else trio.current_time() + delay_s
+
+    def _has_token(self, request: bytes) -> bool:
+        tokens = self._etcd.tokens
+        return tokens is None or any(b": %s\r\n" % token.encode() in request for token in tokens)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """See trio."""
@@ -116,7 +129,9 @@ class SlowStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str) -> EtcdMetadataStore:
+def store_on(
+    etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,), **login: str | Callable[[], str]
+) -> EtcdMetadataStore:
     """A store that reaches these endpoints, with a user if one is given, whose password is its name unless given."""
     login.setdefault("password", login.get("user", ""))
     settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0, **login)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ Invariant: an etcd listens on loopback alone, and is killed at the end of its co
 that need one are skipped, and say how to install it.
 """
 
+import http.client
 import os
 import shutil
 import signal
@@ -80,6 +81,17 @@ class EtcdMember:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def asks_to_keep_leases(member: EtcdMember) -> bool:
+    """Whether this etcd, whose users log in, wants a login to keep a lease alive, as since 3.4.42, 3.5.28 and 3.6.9."""
+    url = member.client.removeprefix("http://")
+    connection = http.client.HTTPConnection(url, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", "/v3/lease/keepalive", b'{"ID":"1"}', {"Content-Type": "application/json"})
+        return connection.getresponse().status != http.client.OK
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from logstore.base.metadata.etcd import connections
 from logstore.base.metadata.etcd.connections import KEEP_IDLE_S, EtcdConnections
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
-from logstore.base.metadata.etcd.transport import AT_ONCE_BYTES, MAX_CONNECTIONS
+from logstore.base.metadata.etcd.transport import AT_ONCE_BYTES, MAX_CONNECTIONS, REFUSED_LOGIN_S
 from logstore.base.metadata.interface import Committed, Put, Transaction
 from tests.metadata.slow_etcd import HEADER, ONE, TWO, SlowEtcd, store_on
 from tests.support.limits import PATIENCE_S
@@ -153,6 +153,7 @@ async def test_a_quiet_watch_whose_host_is_refused_says_so(
         with trio.fail_after(10.0), pytest.raises(kind, match=said):
             await watch.receive()
         etcd.errors.clear()
+        await trio.sleep(REFUSED_LOGIN_S)
         with trio.move_on_after(10.0):
             await watch.receive()
     assert etcd.asked["one", "watch"] == 1, "what was refused was the question, so the watch is as good as before"

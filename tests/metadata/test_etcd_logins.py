@@ -1,15 +1,20 @@
-"""Logins at etcd: each costs etcd as much as thousands of calls, so a host makes few of them."""
+"""Logins at etcd: each costs etcd as much as thousands of calls, so a host makes few of them, and one that is refused
+costs no lease that etcd keeps.
+"""
 
 import pytest
 import trio
 import trio.testing
 
-from logstore.base.metadata.errors import MetadataUnavailable
+from logstore.base.metadata.errors import LeaseEnded, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.store import EtcdMetadataStore
+from logstore.base.metadata.held_lease import HeldLease
 from tests.metadata.slow_etcd import ONE, TWO, SlowEtcd, store_on
 
 CALLS = 30
 LOGIN = "auth/authenticate"
+WRONG_PASSWORD = b'{"error":"etcdserver: authentication failed, invalid user ID or password","code":3}'
+LEASE_S = 3
 
 
 async def call(store: EtcdMetadataStore, calls: int = CALLS, pause_s: float = 0.0) -> None:
@@ -112,3 +117,117 @@ async def test_all_hear_that_nobody_logs_in(autojump_clock: trio.testing.MockClo
                 nursery.start_soon(ask)
     assert failed == CALLS
     assert etcd.asked["one", LOGIN] <= 5
+
+
+async def test_a_refused_password_is_not_sent_with_each_call(autojump_clock: trio.testing.MockClock) -> None:
+    """Calls that come quickly one after the other, as clients send them, cost etcd a login in each second; a password
+    that is right then is sent at once where it is another one, and in the next second where it is the same.
+    """
+    etcd, words = SlowEtcd(one=0.01), ["former"]
+    etcd.tokens = set()
+    etcd.errors[LOGIN] = WRONG_PASSWORD
+    store = store_on(etcd, user="cairn", password=lambda: words[0])
+    for _ in range(100):
+        with pytest.raises(MetadataRefused, match="check user and password"):
+            await store.get("key")
+        await trio.sleep(0.02)
+    assert etcd.asked["one", LOGIN] <= 3
+    words[0] = "newer"
+    with pytest.raises(MetadataRefused, match="check user and password"):
+        await store.get("key")
+    assert etcd.asked["one", LOGIN] <= 4
+    del etcd.errors[LOGIN]
+    await trio.sleep(1.0)
+    await store.get("key")
+
+
+# ---- leases
+
+
+def is_held(lease: HeldLease) -> bool:
+    """Whether it is held now; mypy takes a property for constant."""
+    return lease.held
+
+
+def refuse_logins(etcd: SlowEtcd) -> None:
+    """etcd has another password than its client, and has ended its tokens for that."""
+    etcd.tokens = set()
+    etcd.errors[LOGIN] = WRONG_PASSWORD
+
+
+async def test_a_refused_login_costs_no_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """etcd before 3.4.42 keeps leases for whoever asks: its password may be another one for as long as it likes. Calls
+    that need a login are refused meanwhile.
+    """
+    etcd = SlowEtcd(one=0.01)
+    etcd.asks_for_nothing = {"lease/keepalive"}
+    store = store_on(etcd, user="cairn")
+    lease = HeldLease(store, LEASE_S)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        await trio.sleep(0.5)
+        refuse_logins(etcd)
+        with pytest.raises(MetadataRefused, match="check user and password"):
+            await store.get("key")
+        logins = etcd.asked["one", LOGIN]
+        for _ in range(600):
+            await trio.sleep(0.1)
+            assert is_held(lease)
+        assert etcd.asked["one", LOGIN] == logins
+        nursery.cancel_scope.cancel()
+    assert etcd.asked["one", "lease/grant"] == 1
+
+
+async def test_a_hanging_login_costs_no_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """Nor one that etcd does not answer, as under load."""
+    etcd = SlowEtcd(one=0.01)
+    etcd.asks_for_nothing = {"lease/keepalive"}
+    lease = HeldLease(store_on(etcd, user="cairn"), LEASE_S)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        etcd.tokens = set()
+        etcd.silent.add(LOGIN)
+        for _ in range(600):
+            await trio.sleep(0.1)
+            assert is_held(lease)
+        nursery.cancel_scope.cancel()
+    assert etcd.asked["one", "lease/grant"] == 1
+
+
+async def test_a_login_that_comes_back_keeps_the_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """etcd that asks for a login before it keeps a lease alive, and refuses it for a while: the lease is asked for
+    until the password is right, and goes on.
+    """
+    etcd = SlowEtcd(one=0.01)
+    lease = HeldLease(store_on(etcd, user="cairn"), LEASE_S)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        for _ in range(5):
+            await trio.sleep(LEASE_S * 1.5)
+            refuse_logins(etcd)
+            await trio.sleep(LEASE_S * 0.6)
+            del etcd.errors[LOGIN]
+            await trio.sleep(LEASE_S * 0.4)
+            assert is_held(lease)
+        nursery.cancel_scope.cancel()
+    assert etcd.asked["one", "lease/grant"] == 1
+
+
+async def test_a_login_that_does_not_come_back_ends_the_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """By then etcd has ended it. etcd is asked for few logins until then."""
+    etcd = SlowEtcd(one=0.01)
+    lease = HeldLease(store_on(etcd, user="cairn"), LEASE_S)
+    begun_s = trio.current_time()
+
+    async def refuse() -> None:
+        await trio.sleep(0.5)
+        refuse_logins(etcd)
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refuse)
+            with pytest.raises(LeaseEnded):
+                await lease.run()
+            scope.cancel()
+    assert LEASE_S * 1.5 < trio.current_time() - begun_s < LEASE_S * 3
+    assert etcd.asked["one", LOGIN] < 30

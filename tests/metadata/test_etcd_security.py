@@ -18,7 +18,7 @@ from logstore.base.metadata.etcd.settings import EtcdTls
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.secret_files import SecretFile
 from logstore.testing.metadata_contract import committed, put
-from tests.metadata.support import EtcdMember, etcd_members, etcd_store, needs_etcd, settings_for
+from tests.metadata.support import EtcdMember, asks_to_keep_leases, etcd_members, etcd_store, needs_etcd, settings_for
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 
@@ -131,7 +131,8 @@ async def test_users_and_rights(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl is installed: apt-get install etcd-client")
 async def test_a_password_is_as_new_as_its_file(tmp_path: Path) -> None:
     """Once the file has the new password, etcd may have it: its tokens end then, and the store logs in by what the file
-    has. Where etcd has it first, the store is refused until the file has it, and then goes on.
+    has. Where etcd has it first, the store is refused until the file has it, and then goes on. A lease is kept
+    alive meanwhile, where etcd wants no login for that.
     """
     path = tmp_path / "password"
     path.write_text("secret", encoding="utf-8")
@@ -143,13 +144,20 @@ async def test_a_password_is_as_new_as_its_file(tmp_path: Path) -> None:
         change = ("user", "passwd", "cairn", "--interactive=false")
         async with open_etcd(settings_for(members, **login), Random(0), ignore) as store:
             await committed(store, put("a", b"1"))
+            lease = await store.grant_lease(60)
             path.write_text("second", encoding="utf-8")
             await etcdctl(member, *change, user="root:root", typed="second\n")
             await committed(store, put("a", b"2"))
             await etcdctl(member, *change, user="root:root", typed="the-third\n")
             with pytest.raises(MetadataRefused, match="check user and password"):
                 await store.get("a")
+            if asks_to_keep_leases(member):
+                with pytest.raises(MetadataRefused, match="check user and password"):
+                    await store.keep_alive(lease.lease_id)
+            else:
+                assert await store.keep_alive(lease.lease_id) == lease
             path.write_text("the-third", encoding="utf-8")
+            assert await store.keep_alive(lease.lease_id) == lease
             await committed(store, put("a", b"3"))
             found = (await store.get("a")).entry
             assert found is not None

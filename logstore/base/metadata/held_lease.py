@@ -11,6 +11,8 @@ Invariants:
 * The lease has ended when the store says so, or when nothing was heard of it for a lease's time behind the time for
   which it surely lasted. Until then `held` is false, and an answer makes it true again: a holder that stood still, or a
   store that was away for a moment, costs nobody anything if the store kept the lease.
+* A store that refuses a call (its user, its certificate) has not ended the lease: it is asked again and again, until
+  the lease has ended like that of a store which is silent.
 * When it has ended, `run` raises LeaseEnded. When `run` is cancelled, it ends the lease, so a planned stop frees what
   is bound to it at once.
 """
@@ -20,7 +22,7 @@ from typing import Final
 
 import trio
 
-from logstore.base.metadata.errors import LeaseEnded, MetadataError, MetadataUnavailable
+from logstore.base.metadata.errors import LeaseEnded, MetadataError, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.interface import MetadataStore
 
 MARGIN: Final = 0.1
@@ -29,6 +31,8 @@ SHARE_BETWEEN_CALLS: Final = 1 / 3
 CALLS_AT_ONCE: Final = 3
 PAUSE_S: Final = 0.1
 """Between calls that fail at once."""
+REFUSED_PAUSE_SHARE: Final = 1 / 6
+"""Of the lease's time, before the one call that goes on of those that are refused: each may cost the store a login."""
 FAREWELL_S: Final = 1.0
 """How long a cancelled holder tries to end its lease; it ends by itself otherwise."""
 
@@ -105,6 +109,11 @@ class HeldLease:
                     except MetadataUnavailable:
                         await trio.sleep(PAUSE_S)
                         continue
+                    except MetadataRefused:
+                        if self._calls > 1:
+                            return  # another one waits, and tries again if it is refused too
+                        await trio.sleep(max(PAUSE_S, ttl_s * REFUSED_PAUSE_SHARE))
+                        continue
                     self._lasts(sent_s, lease.ttl_s)
                     return
         except MetadataError as error:
@@ -115,7 +124,7 @@ class HeldLease:
     async def _farewell(self) -> None:
         try:
             await self._store.revoke_lease(self.lease_id)
-        except MetadataUnavailable:
+        except (MetadataUnavailable, MetadataRefused):
             return  # it ends by itself
 
     def _lasts(self, sent_s: float, ttl_s: int) -> None:

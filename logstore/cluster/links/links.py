@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from logstore.base.addresses import Address, is_loopback
-from logstore.base.errors import AddressError, TlsError
+from logstore.base.errors import AddressError
 from logstore.cluster.links.calls import HostCalls
 from logstore.cluster.links.incoming import IncomingLinks, open_listener
 from logstore.cluster.links.outgoing import OutgoingLink
@@ -47,13 +47,9 @@ class HostLinks:
     ) -> None:
         """Listen, connect and carry messages, until cancelled; reports the address with its real port once it listens.
 
-        Raises AddressError if the address needs TLS and there is none, TlsError if the certificate is another host's,
-        OSError if the address cannot be listened on.
+        Raises AddressError if the address needs TLS and there is none, OSError if the address cannot be listened on.
         """
-        tls, name = self._own.tls, self._own.me.host
-        if tls is not None and name not in tls.names:
-            raise TlsError(f"the certificate for links names {sorted(tls.names)}, not this host, {name!r}")
-        if tls is None and not is_loopback(address.host):
+        if self._own.tls is None and not is_loopback(address.host):
             raise AddressError(f"links without TLS are for loopback addresses alone, not for {address}: give TLS files")
         with await open_listener(address) as listener:
             try:

@@ -167,6 +167,8 @@ def parse(data: bytes) -> Json:
 def error_of(status: int, data: bytes) -> EtcdError:
     """The error in an answer with an HTTP status other than 200. Raises BadAnswer."""
     found = parse(data)
+    if isinstance(found.get("error"), dict):  # of a call whose answer is streamed, such as a keep-alive
+        return _streamed_error(found)
     code, message = found.get("code"), found.get("message", found.get("error"))
     if not isinstance(code, int) or not isinstance(message, str):
         raise BadAnswer(f"HTTP status {status} with {data[:80]!r}")
@@ -219,8 +221,7 @@ def stream_answer(line: bytes) -> Json:
     """The result in one line of a streamed answer. Raises BadAnswer, EtcdError."""
     found = parse(line)
     if "error" in found:
-        error = _object(found, "error")
-        raise EtcdError(number(error, "grpc_code") or number(error, "code"), _text(error, "message"))
+        raise _streamed_error(found)
     return _object(found, "result")
 
 
@@ -246,6 +247,11 @@ def grouped(events: Sequence[tuple[int, Event]]) -> list[Changes]:
         Changes(revision, tuple(sorted(found, key=lambda event: event.key)))
         for revision, found in sorted(by_revision.items())
     ]
+
+
+def _streamed_error(found: Json) -> EtcdError:
+    error = _object(found, "error")
+    return EtcdError(number(error, "grpc_code") or number(error, "code"), _text(error, "message"))
 
 
 def _event(namespace: str, event: Json) -> tuple[int, Event]:

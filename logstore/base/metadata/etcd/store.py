@@ -156,7 +156,7 @@ class EtcdMetadataStore:
     async def keep_alive(self, lease_id: int) -> Lease:
         """See MetadataStore."""
         try:
-            answer = await self._transport.call_about_lease("lease/keepalive", {"ID": str(lease_id)}, streamed=True)
+            answer = await self._transport.keep_alive({"ID": str(lease_id)})
         except EtcdError as error:
             if error.code != NOT_FOUND:
                 raise MetadataUnavailable(f"etcd refuses to keep a lease alive: {error.message}") from error

@@ -13,8 +13,11 @@ Invariants:
 * Answers are bounded (`connections`), connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * No setting of the environment is used, such as a proxy.
 * Of several calls that need a login at an endpoint at the same time, one logs in, and the others get its result: for
-  etcd a login costs as much as thousands of calls. Its time limit doubles with each round of logins that failed.
+  etcd a login costs as much as thousands of calls. Its time limit doubles with each round of logins that failed. A
+  password that etcd refused is sent again after REFUSED_LOGIN_S, whoever calls until then is told so at once.
 * A token is given up only by a call that was refused with it.
+* A lease is kept alive without a login, and with one only where etcd asks for it. Before 3.4.42, 3.5.28 and 3.6.9 it
+  never does, and there no login that is slow or refused costs what is bound to the lease.
 * A new connection uses the certificates that were loaded last (`EtcdTransport.tls`). Existing connections stay, so
   watches and leases are not interrupted.
 """
@@ -83,6 +86,8 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 LEAST_IDLE: Final = 0.75
 """Of `watch_idle_s`: the first of several quiet watches asks after so much of it, or a little more."""
+REFUSED_LOGIN_S: Final = 1.0
+"""Shorter than a lease, which may depend on the next login that is not refused."""
 AT_ONCE_BYTES: Final = 8 << 10
 """So much of a request goes into the socket of a connection that is kept without waiting for the endpoint."""
 HTTP_OK: Final = 200
@@ -105,6 +110,14 @@ class _LoginUnderWay:
         self.failure: AttemptFailed | MetadataRefused | None = None
 
 
+class _RefusedLogin(NamedTuple):
+    """A password that etcd refused, and until when that is believed."""
+
+    password: str
+    until_s: float
+    why: str
+
+
 class EtcdClients(NamedTuple):
     """Connections: for calls, for streams, and for calls about leases."""
 
@@ -124,6 +137,8 @@ class _Call(NamedTuple):
     streamed: bool = False
     is_lease: bool = False
     ahead: int = 0
+    logs_in: bool = True
+    """Before it is sent, if there is no token; False: only once etcd has asked for one."""
 
 
 class EtcdTransport:
@@ -151,6 +166,7 @@ class EtcdTransport:
         self._token = ""
         self._without_users = False
         self._logins: dict[str, _LoginUnderWay] = {}
+        self._refused_login: _RefusedLogin | None = None
         self._logins_failed = 0
         """Since one was made."""
         self._cluster_id = ""
@@ -176,9 +192,17 @@ class EtcdTransport:
         """
         return await self._answer(_Call(path, body, self._clients.calls), repeatable=repeatable)
 
-    async def call_about_lease(self, path: str, body: Json, *, streamed: bool = False) -> Json:
+    async def call_about_lease(self, path: str, body: Json) -> Json:
         """The answer to a call about a lease, which may be repeated: see the module, and `call`."""
-        call = _Call(path, body, self._clients.leases, streamed, is_lease=True, ahead=self._lease_calls)
+        return await self._about_lease(_Call(path, body, self._clients.leases, is_lease=True))
+
+    async def keep_alive(self, body: Json) -> Json:
+        """The answer to a call that keeps a lease alive: see the module, and `call`."""
+        call = _Call("lease/keepalive", body, self._clients.leases, streamed=True, is_lease=True, logs_in=False)
+        return await self._about_lease(call)
+
+    async def _about_lease(self, call: _Call) -> Json:
+        call = call._replace(ahead=self._lease_calls)
         self._lease_calls += 1
         try:
             return await self._answer(call, repeatable=True)
@@ -320,7 +344,8 @@ class EtcdTransport:
     async def _attempt(self, endpoint: str, call: _Call, limit_s: float) -> Json:
         """One try at one endpoint; a token that is no longer valid is renewed once."""
         for last_try in (False, True):
-            await self._login(endpoint)
+            if call.logs_in or last_try:
+                await self._login(endpoint)
             begun_s, token = trio.current_time(), self._token
             status, data = await self._ask(endpoint, call, limit_s)
             try:
@@ -408,6 +433,9 @@ class EtcdTransport:
         """Ask for a token, behind so many rounds of logins that failed. Raises AttemptFailed, MetadataRefused."""
         password = self.settings.password
         body = {"name": self.settings.user, "password": password() if callable(password) else password}
+        refused = self._refused_login
+        if refused is not None and refused.password == body["password"] and trio.current_time() < refused.until_s:
+            raise MetadataRefused(refused.why)
         try:
             call = _Call("auth/authenticate", body, self._clients.calls)
             status, data = await self._ask(endpoint, call, self.limits.limit_s(rounds))
@@ -421,9 +449,9 @@ class EtcdTransport:
                 self._without_users = True  # an operator gives users to the hosts before etcd asks for them
                 return
             if error.code == INVALID_ARGUMENT:
-                raise MetadataRefused(
-                    f"etcd refuses user {self.settings.user!r}: {error.message}; check user and password"
-                ) from error
+                why = f"etcd refuses user {self.settings.user!r}: {error.message}; check user and password"
+                self._refused_login = _RefusedLogin(body["password"], trio.current_time() + REFUSED_LOGIN_S, why)
+                raise MetadataRefused(why) from error
             raise AttemptFailed(f"{endpoint}: {error.message}", made_perhaps=False) from error
 
     def _judged(self, endpoint: str, error: EtcdError) -> Exception:

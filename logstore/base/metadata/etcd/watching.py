@@ -5,7 +5,9 @@ Invariants:
   is dropped: nothing is lost or delivered twice, whatever a connection cut off or etcd repeats.
 * A connection asks from `_position`, not from behind it: etcd 3.4.23 drops a removal whose revision is the one
   compacted to, so that only a watch which begins one earlier is told that something is missing.
-* Events of one revision are delivered together, and only once a message says that no more of them follow.
+* Events of one revision are delivered together, and only once a message says that no more of them follow, or has events
+  of a later revision: etcd sends them in the order of revisions. So those of one revision are kept at most, and where
+  they are more than MAX_UNFINISHED_BYTES, the watch ends as if they had been compacted: who watches reads again.
 * `receive` may be given up at any moment: the connection goes on.
 * A connection that is quiet lives only as long as its endpoint answers.
 """
@@ -40,6 +42,10 @@ from logstore.base.metadata.state import behind
 
 MAX_LINE_BYTES: Final = 16 << 20
 """etcd cuts the messages of a watch at 2 MiB, or at one transaction's events, before they become base64."""
+MAX_UNFINISHED_BYTES: Final = 32 << 20
+"""Of one revision. A transaction of a host has 1 MiB at most; an operator's may remove a whole namespace."""
+EVENT_BYTES: Final = 256
+"""What an event takes beside its key and value."""
 RANGE: Final = "kv/range"
 LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty", OLD_LOGIN)
 """etcd gives a watch that it refuses no code, only these words."""
@@ -127,13 +133,16 @@ class EtcdWatch:
         answer = await self._next_answer()
         self._check_cancelled(answer)
         self._refused = False
-        self._unfinished += answer.events
-        if not answer.unfinished:
-            events, self._unfinished = self._unfinished, []
-            for changes in grouped(events):
-                if changes.revision > self._position:
-                    self._ready.append(changes)
-                    self._position = changes.revision
+        events = [*self._unfinished, *answer.events]
+        newest = events[-1][0] if events and answer.unfinished else None
+        self._unfinished = [event for event in events if event[0] == newest]
+        for changes in grouped(events[: len(events) - len(self._unfinished)]):
+            if changes.revision > self._position:
+                self._ready.append(changes)
+                self._position = changes.revision
+        if sum(map(_size, self._unfinished)) > MAX_UNFINISHED_BYTES:
+            await self.close()
+            self._end = Compacted(self._position, answer.header.revision)
 
     def _check_cancelled(self, answer: WatchAnswer) -> None:
         """Raises what the end of a watch means: Compacted, MetadataRefused, or AttemptFailed to try again."""
@@ -214,6 +223,11 @@ class EtcdWatch:
     def _probe(self) -> Json:
         """A call whose answer shows that a majority of etcd's members is there."""
         return get_request(self._namespace + self._prefix)
+
+
+def _size(event: tuple[int, Event]) -> int:
+    _, (key, entry) = event
+    return EVENT_BYTES + len(key) + (len(entry.value) if entry is not None else 0)
 
 
 class _WatchConnection:
