@@ -261,20 +261,26 @@ class Claims:
                     await trio.sleep(BALANCE_STEP_S)
 
     async def _uneven(self) -> list[str]:
-        """The streams that would come to this host if all that should have other owners got them, in this order."""
-        deal, mine = self._deal(), []
-        for number, stream in enumerate(await self._in_order(list(self._view.heads)), 1):
-            if number % STREAMS_AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
-            owner = self._owned.owner(stream)
-            if stream in self._vacancies or not deal.lives(owner):
-                continue
-            other = deal.better(stream, self._partitions(stream), owner.host, self._holders(stream))
-            if other is not None:
-                deal.give(stream, other, owner.host)
-            if other == self._me.host:
-                mine.append(stream)
-        return mine
+        """The streams that would come to this host if all that should have other owners got them, in this order: first
+        what makes shares of topics more even, then what those of all streams still need.
+        """
+        deal, moved = self._deal(), dict[str, str]()
+        streams = await self._in_order(list(self._view.heads))
+        for of_topic in (True, False):
+            if not of_topic and not deal.is_uneven():
+                break
+            for number, stream in enumerate(streams, 1):
+                if number % STREAMS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+                owner = self._owned.owner(stream)
+                if stream in moved or stream in self._vacancies or not deal.lives(owner):
+                    continue
+                partitions, holders = self._partitions(stream), self._holders(stream)
+                other = deal.better(stream, partitions, owner.host, holders, of_topic=of_topic)
+                if other is not None:
+                    deal.give(stream, other, owner.host)
+                    moved[stream] = other
+        return [stream for stream, host in moved.items() if host == self._me.host]
 
     async def _relieve(self) -> None:
         """Claim, one after the other, what a host owns that leaves and this host should own."""
