@@ -1,5 +1,6 @@
 """What a host says of a stream that changes hands."""
 
+import pytest
 import trio
 
 from tests.cluster.memory import MemoryCluster, simulated
@@ -53,3 +54,28 @@ def test_a_link_that_ends_is_seen_before_the_host_is_known_to_be_gone() -> None:
         assert not cluster.hosts[other].host.is_changing_hands(stream)
 
     simulated(test, "a", "b", "c")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["kill", "stop"])
+def test_the_next_owner_takes_batches_at_once(way: str, seed: int) -> None:
+    """Killed, or stopped as planned: what hosts wait for by themselves is a tenth of a second at most, until the next
+    owner has acknowledged a batch; a client's own waits and what a machine is slow at come on top.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        for _ in range(3):
+            lost = await cluster.owner(stream)
+            name = lost.host.name
+            begun_s = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(getattr(cluster, way), name)
+                await cluster.until(lambda lost=lost, name=name: name not in cluster.hosts or not lost.host.owns(stream))
+                await cluster.append(stream, b"1")
+                assert trio.current_time() - begun_s <= 0.1
+            await cluster.start(name)
+            await cluster.at_rest()
+
+    simulated(test, "a", "b", "c", "d", seed=seed)

@@ -12,8 +12,8 @@ Invariants:
   first makes no difference to where the others go.
 * A host that holds the last chunk comes before those that do not: it can go on alone. Hosts that leave come last.
 * A stream that has an owner moves only where that makes shares more even (`is_better`): each such move brings the
-  nearer to an end in which none does. Moves for the shares of topics come first: they make those of all more even as
-  well, so a host that comes back moves little besides.
+  nearer to an end in which none does. Who moves many makes the moves for the shares of topics first (`of_topic`): most
+  of them make those of all streams more even too, so a host that goes or comes moves little besides.
 * No I/O, no clock; safety never depends on what is decided here (`logstore.cluster.members.election`).
 
 Costs: memory for an entry of each stream, and of each topic and host that owns something of it.
