@@ -11,6 +11,8 @@ rounds. Of Spark's sink only micro-batches are seen: its figures are the longest
 Invariants:
 * A silence is the longest time without an acknowledgement from the moment of the loss on, until AFTER_S behind the
   first acknowledgement that came after it; a silence of the time before is beside it (`usual_s`).
+* How long all is well before a loss differs from round to round, over CALM_S (`calm_s`): a client that asks for
+  metadata at most so often is as fast as the time since it asked last lets it be.
 * A goal is held against the longest of all rounds, not their median. Behind `kill -9` each client has its own bound.
 * Whatever was acknowledged is in the topic, and no record twice: lost and doubled ones are counted over the whole topic
   at the end.
@@ -26,6 +28,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from kafka import TopicPartition
@@ -46,11 +49,13 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostsReply
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import read
+from tests.cluster_processes.clients import read
 
 HOSTS: Final = ("a", "b", "c", "d")
 REPLICAS: Final = 3
 AFTER_S: Final = 2.0
+CALM_S: Final = (0.0, 5.0)
+"""The longest is franz-go's `MetadataMinAge`: after 2 s each time, it would never be silent for more than 3 s."""
 LOOK_S: Final = 0.1
 KILL, STOP, DRAINED, BACK = "kill_silence_s", "stop_silence_s", "drain_silence_s", "back_silence_s"
 LIMITS_S: Final = {KILL: 3.0, STOP: 1.0, DRAINED: 1.0}
@@ -145,11 +150,12 @@ def measure(cluster: Cluster, client: str, topic: str, run: Run, plan: Plan, row
     losses = Losses(cluster, topic)
     losses.wait_whole()
     ways = {KILL: losses.kill, STOP: losses.stop, DRAINED: losses.drain}
+    calms_s = {way: calm_times_s(plan.rounds, Random(seed)) for seed, way in enumerate(ways)}
     with producing(cluster, run) as load:
         for number in range(1, plan.rounds + 1):
             row: dict[str, float] = {}
             for way, lose in ways.items():
-                row |= _lose(load, losses, way, lose)
+                row |= _lose(load, losses, way, lose, calms_s[way][number - 1])
             rows.add(part="silence", client=client, round=number, **row)
     found = [int(value) for _, value in read(cluster.bootstrap, TopicPartition(topic, 0))]
     lost, doubled = load.lost_and_doubled(found)
@@ -157,25 +163,38 @@ def measure(cluster: Cluster, client: str, topic: str, run: Run, plan: Plan, row
     rows.add(part="records", client=client, errors=load.errors[:3], **counts)
 
 
-def _lose(load: ClientLoad, losses: Losses, way: str, lose: Callable[[ClusterHostProcess], None]) -> dict[str, float]:
+def calm_times_s(rounds: int, chance: Random) -> list[float]:
+    """How long all is well before the loss of each round: one time out of each of so many equal parts of CALM_S, in an
+    order that chance chooses.
+    """
+    low_s, high_s = CALM_S
+    part_s = (high_s - low_s) / rounds
+    times_s = [low_s + part_s * (number + chance.random()) for number in range(rounds)]
+    chance.shuffle(times_s)
+    return times_s
+
+
+def _lose(
+    load: ClientLoad, losses: Losses, way: str, lose: Callable[[ClusterHostProcess], None], calm_s: float
+) -> dict[str, float]:
     host = losses.wait_whole()
-    calm_s = time.monotonic()
-    _go_on(load, calm_s)
+    begun_s = time.monotonic()
+    _go_on(load, begun_s, calm_s)
     lost_s = time.monotonic()
     lose(host)
-    _go_on(load, time.monotonic())
+    _go_on(load, time.monotonic(), AFTER_S)
     back_s = time.monotonic()
     losses.back(host)
-    _go_on(load, time.monotonic())
+    _go_on(load, time.monotonic(), AFTER_S)
     end_s = time.monotonic()
-    usual, back = way.replace("silence", "usual"), way.replace("silence", "back")
-    found = {usual: load.silence_s(calm_s, lost_s), way: load.silence_s(lost_s, back_s)}
+    usual, back, calm = (way.replace("silence", name) for name in ("usual", "back", "calm"))
+    found = {calm: calm_s, usual: load.silence_s(begun_s, lost_s), way: load.silence_s(lost_s, back_s)}
     return found | {back: load.silence_s(back_s, end_s)}
 
 
-def _go_on(load: ClientLoad, since_s: float) -> None:
+def _go_on(load: ClientLoad, since_s: float, seconds: float) -> None:
     load.wait_answered(since_s)
-    time.sleep(AFTER_S)
+    time.sleep(seconds)
 
 
 def run(plan: Plan, wanted: Mapping[str, Callable[[str], Run]], data: Path, console: Console) -> tuple[Rows, list[str]]:

@@ -9,6 +9,8 @@ Invariants:
   from round to round, so that whatever else the machine does hits all alike.
 * Before each measurement the file systems are synced: nobody pays for what another left in the page cache.
 * Each cell, and the reader that follows a producer, is run once before its rounds, and that run is not kept.
+* Cells come in another order in each round: what a server still has to do for the load before is not always paid by
+  the same cell.
 * What a stage wrote is deleted at its end: a full run writes more than many a disk has. The next stage begins when the
   files are gone: removing gigabytes holds up every sync on the disk, of whichever server, by up to a tenth of a second.
 * The full run's longest stages work on servers of their own.
@@ -327,7 +329,7 @@ class Benchmark:
             for peer in self._peers:
                 cells.measure(cell, peer.port, peer.pid, self.plan.cell_seconds / 2)
         for number in range(self.plan.cell_rounds):
-            for cell in wanted:
+            for cell in shuffled(wanted, number):
                 labels = {"cell": cell.name, "round": number}
                 for peer in self._in_turn(number, self._peers):
                     settle_disks()
@@ -477,6 +479,11 @@ class Benchmark:
                 if offset != wanted:
                     raise RawFailed(f"{peer.name}: the moment of record {wanted} led to {offset}")
         self.rows.add(what="seek", server=peer.name, round=0, **percentiles(latencies_s)._asdict())
+
+
+def shuffled(wanted: Sequence[Cell], number: int) -> list[Cell]:
+    """The cells in the order of a round, which is another one in each round, and the same in each run."""
+    return random.Random(number).sample(list(wanted), len(wanted))
 
 
 def wait_gone(data_path: Path, topic: str, seconds: float = GONE_SECONDS) -> None:

@@ -30,6 +30,7 @@ from logstore.kafka.server import Listener
 from logstore.listeners import HttpListener, parse_http, parse_listeners, parse_monitoring
 from logstore.log.journal import JournalLimits
 from logstore.log.readers import HoldLimits
+from logstore.log.scrubbing import DAY_S, ScrubSettings
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
 from logstore.settings_table import SETTINGS, Setting
@@ -74,6 +75,7 @@ class SidecarConfig:
     login: LoginSettings
     cluster: ClusterSettings | None
     """None: this host is alone."""
+    scrub: ScrubSettings
     tier: TierSettings | None
     """None: sealed chunks stay here."""
     http: HttpListener | None
@@ -203,6 +205,7 @@ def _build(
         tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
         cluster=cluster_of(values),
+        scrub=ScrubSettings(values["scrub_period_days"] * DAY_S, values["scrub_max_bytes_per_s"]),
         tier=parse_tier(values),
         http=http,
     )

@@ -20,6 +20,7 @@ from logstore.disk.ahead import AHEAD_BYTES, AheadReads
 from logstore.disk.patience import Patience, Solitude
 from logstore.disk.readers import ReaderThreads
 from logstore.disk.reads_beside import ReadsBeside
+from logstore.disk.scrub import Scrub
 from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
@@ -79,8 +80,7 @@ class StoreEngine:
         self.store = store
         self._fs = fs
         self._writers = writers
-        self._patience = Patience()
-        self._solitude = Solitude()
+        self._patience, self._solitude = Patience(), Solitude()
         self._turns = Turns()
         self._kicked = trio.Event()
         self._defect: Exception | None = None
@@ -89,6 +89,7 @@ class StoreEngine:
         self._look_ups = ReaderThreads(1)
         self.tier = TierReads(store.indexes, nursery)
         self._beside = ReadsBeside(lambda: store.queue.may_start)
+        self.scrub = Scrub(store, self._beside, self.offload_files, self.wait)
         self._ahead = AheadReads(self._beside, nursery, self._read_quickly, self._read_chunk)
         self._room = RoomWatch(store.space, store.report)
         self._is_settling = False

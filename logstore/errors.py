@@ -5,6 +5,9 @@ Messages name the offending value and a remedy. Bad bytes never raise ValueError
 of all programs of Cairn, `logstore.base.errors`.
 """
 
+import errno
+from typing import Final
+
 from logstore.base.errors import CairnError as CairnError
 
 # ---- invalid bytes
@@ -20,6 +23,10 @@ class InvalidRecord(CairnError):
 
 class UnsupportedBatchFormat(CairnError):
     """A message set older than RecordBatch v2 (magic 0 or 1)."""
+
+
+PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+"""Errors of a read that say nothing about the file."""
 
 
 class CorruptFile(CairnError):

@@ -12,6 +12,8 @@ from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
 from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.journal import DEFAULT_FILE_BYTES
+from logstore.log.scrubbing import DEFAULT_MAX_RATE as SCRUB_RATE
+from logstore.log.scrubbing import DEFAULT_PERIOD_DAYS
 from logstore.log.space import DEFAULT_RESERVE
 from logstore.log.store import DEFAULT_TAIL_BYTES
 
@@ -80,6 +82,8 @@ SETTINGS: tuple[Setting, ...] = (
         _LARGEST,
         "disk space that appends leave free; -1: 5 % of the disk, at most 1 GiB; 0: none",
     ),
+    Setting("log", "scrub-period-days", DEFAULT_PERIOD_DAYS, 0, 3650, "days in which all chunks are checked; 0: never"),
+    Setting("log", "scrub-max-bytes-per-s", SCRUB_RATE, 1 << 16, 1 << 40, "maximum rate of these checks"),
     Setting(
         "log", "reader-hold-bytes", 10 << 30, 0, _LARGEST, "maximum bytes of a stream that a registered reader holds"
     ),

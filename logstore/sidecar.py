@@ -50,6 +50,7 @@ from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.heap_watch import watch_heap
 from logstore.disk.parallel import map_on_threads
+from logstore.disk.scrub import ALONE
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
@@ -216,6 +217,7 @@ async def _serve(settings: SidecarConfig) -> None:
             listeners += await nursery.start(server.serve, settings.listeners)
             _start_upkeep(watched, reporter, tls, settings, nursery)
             nursery.start_soon(groups.run)
+            nursery.start_soon(engine.scrub.run, settings.scrub, ALONE if cluster is None else cluster.scrub_hooks)
             nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
             await _join(cluster, listeners, signals, report, nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()

@@ -32,6 +32,9 @@ DRAIN_S = 300.0
 DELIVERY_MS = 600_000
 """Longer than any fault: a record that a library gives up is a failure that nobody needs."""
 REQUEST_MS = 5_000
+RECONNECT_MS = 1_000
+"""kafka-python's longest pause between attempts to connect. Its default of 30 s, reached while all hosts are down,
+would last into the next fault."""
 AIOKAFKA_MS = 15_000
 """It gives a record up after this time, too."""
 WAITING_MAX = 500
@@ -99,6 +102,7 @@ def run_kafka_python(work: Work, topic: Topic, partition: int, *, is_idempotent:
         bootstrap_servers=work.bootstrap, acks="all", linger_ms=5, enable_idempotence=is_idempotent,
         max_in_flight_requests_per_connection=5 if is_idempotent else 1, retries=1_000_000, max_block_ms=DELIVERY_MS,
         delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=REQUEST_MS, metadata_max_age_ms=5_000,
+        reconnect_backoff_max_ms=RECONNECT_MS,
     )  # fmt: skip
     try:
         while not work.writing_ended.wait(PACE_S):

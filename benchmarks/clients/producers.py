@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.clients.load import LOOK_S, PACE_S, PATIENCE_S, ClientLoad
 from logstore.testing.cluster import Cluster
-from tests.cluster.foreign_producers import run_franz_go, run_java
+from tests.cluster_processes.foreign_producers import run_franz_go, run_java
 
 PATIENCE_MS: Final = int(PATIENCE_S * 1000)
 LINGER_MS: Final = 5

@@ -43,7 +43,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "long_run": (*_SIDECAR, "spe_adapter/epochs", "spe_adapter/continuous"),
     "many_partitions": _SIDECAR,
     "tls": _SIDECAR,
-    "verify_speed": ("logstore/verify", "logstore/commands", "logstore/disk", "logstore/format"),
+    "verify_speed": ("logstore/verify", "logstore/commands", "logstore/disk", "logstore/format", "logstore/log"),
     "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),
     "checkpoint_burst": (
         *_PLANNERS,

@@ -10,7 +10,6 @@ Invariants:
 * Reads for copies wait for their turn (`logstore.cluster.copies.copies`), apart from those for readers.
 """
 
-import errno
 from collections.abc import Callable
 from typing import Final
 
@@ -20,7 +19,7 @@ from logstore.base.events import Report
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.links.bursts import Bursts
-from logstore.errors import CorruptChunk, UnknownTopicOrPartition
+from logstore.errors import PASSING_ERRORS, CorruptChunk, UnknownTopicOrPartition
 from logstore.events import REPLICA_DAMAGED
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import Effect, Load, StoreDurably
@@ -29,7 +28,6 @@ from logstore.replica.replica import Replica
 MAX_LOADS: Final = 64
 LOADS_AT_ONCE: Final = 8
 """Each has a mebibyte in memory, and as much again on its way through the link."""
-PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
 class DiskWork:
@@ -80,6 +78,10 @@ class DiskWork:
             self._bursts.gather(self._files.begin)
         else:
             self._files.begin_soon()
+
+    def found_damaged(self, stream: str, epoch: int) -> None:
+        """A check that nobody asked for has found a copy damaged, and has reported it."""
+        self._carry_out(self._replica.found_damaged(stream, epoch))
 
     def load(self, load: Load) -> None:
         """Read entries."""

@@ -151,7 +151,7 @@ class ClusterHost:
         self._shown = ShownRegistrations(
             self._replica, known, self._many.ask, self._claims.topic_of, self._carry_out, parts.report
         )
-        self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report, parts.bursts)
+        self.disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report, parts.bursts)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             **dict.fromkeys((Append, ReadEntries), self._to_replica),
             **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone, CopyProgress), self._to_owner),
@@ -216,7 +216,7 @@ class ClusterHost:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""
         await self.view.complete()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._disk.run)
+            nursery.start_soon(self.disk.run)
             nursery.start_soon(self._requests.run)
             nursery.start_soon(self._ticks.run)
             nursery.start_soon(self._copies.run)
@@ -582,11 +582,11 @@ class ClusterHost:
                 else:
                     self._parts.links.send(effect.host, effect.message)
             elif isinstance(effect, StoreDurably):
-                self._disk.store(effect)
+                self.disk.store(effect)
             elif isinstance(effect, Acked):
                 self._news.acked(effect)
             elif isinstance(effect, Load):
-                self._disk.load(effect)
+                self.disk.load(effect)
             elif isinstance(effect, ReadRegistration):
                 self._read(effect)
             elif isinstance(effect, SwapRegistration):

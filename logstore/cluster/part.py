@@ -27,6 +27,7 @@ from logstore.cluster.streams.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.streams.stored_access import StoredAccess
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.cluster.survey import Survey
+from logstore.disk.scrub import ScrubHooks
 from logstore.engine import StoreEngine
 from logstore.format.host_summaries import ClusterGlance
 from logstore.interfaces import FileSystem
@@ -122,6 +123,10 @@ class ClusterPart(Protocol):
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""
+
+    @property
+    def scrub_hooks(self) -> ScrubHooks:
+        """What the scrub of this host's replicas asks and tells."""
 
     @property
     def certificates(self) -> Sequence[LoadedTls]:

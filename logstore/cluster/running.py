@@ -63,6 +63,7 @@ from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterT
 from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
+from logstore.disk.scrub import ScrubHooks
 from logstore.errors import ConfigError, HostNameTaken, NodeIdTaken
 from logstore.format.host_summaries import ClusterGlance
 from logstore.replica.messages import Message
@@ -127,6 +128,11 @@ class RunningCluster:
     def member(self) -> HostMember:
         """This host as a member, for what one host of the cluster does at a time."""
         return self._host
+
+    @property
+    def scrub_hooks(self) -> ScrubHooks:
+        """What the scrub of this host's replicas asks and tells."""
+        return ScrubHooks(self._host.copies.turn, self._host.disk.found_damaged)
 
     async def glance(self) -> ClusterGlance:
         """How the cluster is, for a summary of this host."""

@@ -14,10 +14,12 @@ from typing import Final
 import trio
 
 from logstore.log.jobs import DiskJob
-from logstore.log.read_share import ReadShare
+from logstore.log.read_share import BESIDE_S, ReadShare
 
 WRITE_WAIT_S: Final = 0.001
 """The longest wait of a catch-up read for a write: the two compete for the interpreter and the processors."""
+LOOKS: Final = 50
+"""Looks at most for a pause of the writes, beside which a read has time."""
 
 
 class ReadsBeside:
@@ -65,6 +67,14 @@ class ReadsBeside:
             async with self._turn:
                 await trio.sleep(self._share.wait_s(trio.current_time()))
                 await self._let_write_pass()
+
+    async def wait_for_pause(self, most_s: float) -> None:
+        """Before a read that has time: wait until streams are not being written, `most_s` seconds at most. It looks
+        every 50th part of that time: writes are not to wake anybody for it.
+        """
+        with trio.move_on_after(most_s):
+            while self.is_beside_writes:  # noqa: ASYNC110  time alone ends it, and a write begins it anew
+                await trio.sleep(max(BESIDE_S, most_s / LOOKS))
 
     async def wait_ahead(self) -> None:
         """Before a read ahead, which nobody waits for: beside writes, let a write go first."""

@@ -1,4 +1,4 @@
-"""The entries of the ledger `catalogue`: topics, log starts, and two numbers.
+"""The entries of the ledger `catalogue`: topics, log starts, two numbers, and how far the scrub is.
 
 Byte table in docs/format.md.
 """

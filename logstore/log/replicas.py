@@ -194,6 +194,10 @@ class ReplicaChunks:
         """The durable bytes of all replicas."""
         return sum(each.end.length_bytes for each in self._replicas.values())
 
+    def sealed(self) -> list[LocalReplica]:
+        """The sealed replicas that no start has found damaged."""
+        return [each for each in self._replicas.values() if each.is_sealed and not each.is_damaged]
+
     def logs(self) -> list[Stream]:
         """The streams of all replicas that have one in memory."""
         return [replica.log for replica in self._replicas.values() if replica.log is not None]

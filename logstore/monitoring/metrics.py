@@ -263,6 +263,25 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
         "cairn_cleaned_bytes_total", "counter", (), "bytes of unneeded state removed from sealed chunks",
         _one(lambda x: x.watched.events.cleaned_bytes),
     ),
+    MetricEntry(
+        "cairn_scrubbed_chunks_total", "counter", (), "sealed chunks that the scrub has read and found whole",
+        _one(lambda x: x.watched.served.engine.scrub.figures.chunks),
+    ),
+    MetricEntry("cairn_scrubbed_bytes_total", "counter", (), "bytes that the scrub has read",
+                _one(lambda x: x.watched.served.engine.scrub.figures.checked_bytes)),
+    MetricEntry(
+        "cairn_scrub_damaged_chunks_total", "counter", (), "sealed chunks that the scrub has found damaged",
+        _one(lambda x: x.watched.served.engine.scrub.figures.damaged_chunks),
+    ),
+    MetricEntry(
+        "cairn_scrub_unreadable_chunks_total", "counter", (), "sealed chunks that the scrub could not read",
+        _one(lambda x: x.watched.served.engine.scrub.figures.unreadable_chunks),
+    ),
+    MetricEntry(
+        "cairn_scrub_completed_timestamp_seconds", "gauge", (),
+        "when the scrub had read all sealed chunks of this host the last time, also in an earlier life; 0: never",
+        _one(lambda x: x.watched.served.engine.scrub.figures.completed_ms / 1000),
+    ),
     MetricEntry("cairn_tail_bytes", "gauge", (), "memory used by the newest batches",
                 _one(lambda x: x.watched.served.engine.store.tail.used_bytes)),
     MetricEntry("cairn_index_bytes", "gauge", (), "memory used by indexes", _one(lambda x: x.now.index_bytes)),

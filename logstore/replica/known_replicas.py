@@ -107,6 +107,8 @@ class ReplicaChunk:
     acked_bytes: int = 0
     is_followed: bool = False
     is_damaged: bool = False
+    was_sealed: bool = False
+    """When damage was found: its end is known, whatever of it cannot be read."""
     copy: CopyOrdered | None = None
     copy_revision: int = 0
     asked_at: int = 0

@@ -188,6 +188,11 @@ class Replica:
         chunk.end = chunk.durable
         chunk.is_damaged = chunk.is_damaged or is_damaged
 
+    def _fail_damaged(self, chunk: ReplicaChunk) -> None:
+        """A part cannot be read. Readers of a sealed chunk see the other parts still: it may be the last copy."""
+        chunk.was_sealed = chunk.state is ReplicaState.SEALED
+        self._fail(chunk, is_damaged=True)
+
     # ---- appends
 
     def _append(self, sender: str, message: Append) -> list[Effect]:
@@ -535,7 +540,7 @@ class Replica:
 
     def _readable_bytes(self, chunk: ReplicaChunk) -> int:
         """How much of a chunk readers may see."""
-        if chunk.state is ReplicaState.SEALED and chunk.is_followed:
+        if (chunk.state is ReplicaState.SEALED or chunk.was_sealed) and chunk.is_followed:
             return chunk.durable.length_bytes
         return min(chunk.acked_bytes, chunk.durable.length_bytes)
 
@@ -551,12 +556,23 @@ class Replica:
         """A `Load` is not carried out, because too much waits for the disk: who wants it asks again."""
         del self._loads[token]
 
+    def found_damaged(self, stream: str, epoch: int) -> list[Effect]:
+        """A sealed chunk was read by this host for itself, and does not match its checksum: the owner hears of it, now
+        or when its registration is seen.
+        """
+        chunk = self._chunks.get(stream, epoch)
+        if chunk is None or chunk.state is not ReplicaState.SEALED:
+            return []
+        self._fail_damaged(chunk)
+        owner = self._owner_hosts.get(stream)
+        return [] if owner is None else [Send(owner, self._refused(stream, epoch, Reason.DAMAGED))]
+
     def load_failed(self, token: int) -> list[Effect]:
         """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""
         sender, message = self._loads.pop(token)
         chunk = self._chunks.get(message.stream, message.epoch)
         refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
         if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
-            self._fail(chunk, is_damaged=True)
+            self._fail_damaged(chunk)
         owner = self._owner_hosts.get(message.stream, sender)
         return [Send(host, refused) for host in dict.fromkeys((sender, owner))]

@@ -2,10 +2,11 @@
 
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from benchmarks.client_failover import KILL, KILL_LIMITS_S, LIMITS_S, find_goals
+from benchmarks.client_failover import CALM_S, KILL, KILL_LIMITS_S, LIMITS_S, calm_times_s, find_goals
 from benchmarks.clients.load import ClientLoad
 from benchmarks.clients.producers import clients
 from benchmarks.harness.report import Rows
@@ -31,6 +32,17 @@ def test_a_silence_counts_from_the_loss_to_the_end() -> None:
     assert load.silence_s(1.5, 4.0) == 1.5
     assert load.silence_s(2.25, 2.75) == 0.25
     assert load.silence_s(3.0, 8.0) == 5.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_come_early_and_late_behind_the_last_change(seed: int) -> None:
+    """Each part of the longest calm time has a loss: a client that may not ask again so soon is met early, too."""
+    low_s, high_s = CALM_S
+    for rounds in (1, 3, 10):
+        part_s = (high_s - low_s) / rounds
+        times_s = calm_times_s(rounds, Random(seed))
+        assert sorted(int((each_s - low_s) / part_s) for each_s in times_s) == list(range(rounds))
+        assert times_s == calm_times_s(rounds, Random(seed))
 
 
 def test_a_goal_is_held_against_the_longest_round() -> None:

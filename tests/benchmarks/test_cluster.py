@@ -26,6 +26,7 @@ def test_smoke_run(tmp_path: Path) -> None:
     assert (lost["failed_records"], lost["stop_failed_records"]) == (0, 0)
     (copied,) = (row for row in found["rows"] if row["part"] == "copies")
     assert copied["copied_bytes"] >= 0.9 * copied["held_bytes"] > 0
+    assert isinstance(copied["has_moved"], bool)
     nodes = {row["node"] for row in found["rows"] if row["part"] == "memory"}
     assert nodes == {1, 2, 3}
     assert len(found["goals"]) == 4

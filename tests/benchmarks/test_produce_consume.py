@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.cells import Cell, instant_server
+from benchmarks.harness.cells import ALL, Cell, instant_server
 from benchmarks.harness.generator import generate
 from benchmarks.harness.instant import answer
 from benchmarks.harness.load import payload, walk
@@ -14,7 +14,7 @@ from benchmarks.harness.produce_consume_report import find_goals
 from benchmarks.harness.raw import RawConnection, RawFailed, produced_error
 from benchmarks.harness.report import Goal, Rows
 from benchmarks.harness.sidecar import SidecarPeer
-from benchmarks.produce_consume import wait_gone
+from benchmarks.produce_consume import shuffled, wait_gone
 from tests.benchmarks.smoke import run_benchmark, start_benchmark
 from tests.support.limits import PATIENCE_S
 
@@ -114,6 +114,18 @@ def test_ratio_pairs_rounds() -> None:
         rows.add(server="Cairn", round=number, rate=ours)
         rows.add(server="Kafka", round=number, rate=theirs)
     assert rows.ratio("rate", {"server": "Cairn"}, {"server": "Kafka"}) == 2.0
+
+
+def test_no_cell_always_follows_the_same_one() -> None:
+    """Every round has all cells, in an order of its own, which each run repeats: what a server has left to do for one
+    load is paid by another cell in each round.
+    """
+    rounds = [shuffled(ALL, number) for number in range(5)]
+    assert all(sorted(order) == sorted(ALL) for order in rounds)
+    assert rounds == [shuffled(ALL, number) for number in range(5)]
+    for cell in ALL:
+        before = {order[order.index(cell) - 1] for order in rounds}
+        assert len(before) > 1, f"{cell.name} always follows {before}"
 
 
 def test_no_rows_no_goals() -> None:

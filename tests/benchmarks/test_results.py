@@ -61,6 +61,14 @@ def test_every_benchmark_is_known() -> None:
 
 
 @in_git
+def test_what_verify_reads_logs_with_is_measured_code() -> None:
+    """The packages that the check of a log is made of count as code that `verify_speed` measures."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "logstore" / "verify").glob("*.py"))
+    for package in ("format", "log"):
+        assert f"from logstore.{package}." in sources
+        assert f"logstore/{package}" in MEASURED["verify_speed"]
+
+
 def test_a_result_names_its_commit(tmp_path: Path) -> None:
     """What is written has the commit of the work tree, and says whether something was not committed."""
     write_json(tmp_path / "result.json", {"goals": []})

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any, cast
 
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
@@ -46,6 +45,7 @@ from scheduler.peace.copies import CopyScheduler
 from scheduler.peace.replica_sets import ReplicaSets
 from tests.cluster.hash_claims import HashClaims
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
+from tests.support.virtual_clock import VirtualClock
 from tests.support.virtual_time import run_virtual
 
 SHOWN_CHUNKS = 5
@@ -376,7 +376,7 @@ class MemoryCluster:
         self.network.nursery = nursery
         self.random = random
         self.reports = RecordedReports()
-        self.clock: trio.testing.MockClock | None = None
+        self.clock: VirtualClock | None = None
         self.bytes_per_s: float | None = None
         self.write_s = DISK_S
         """Of the disks of hosts that start from now on."""
@@ -590,7 +590,7 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
 
 def simulated(test: Test, *names: str, seed: int = 0, limits: OwnerLimits = LIMITS) -> None:
     """Run a test on a cluster, in virtual time."""
-    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock = VirtualClock()
 
     async def main() -> None:
         async with memory_cluster(*names, seed=seed, limits=limits) as cluster:

@@ -208,7 +208,7 @@ def test_a_group_that_is_sent_again_and_again_leaves_nothing_behind(*, is_told: 
             await host.send(1, 0)
         assert unset_events() - before < 10
 
-    run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(test)
 
 
 @pytest.mark.parametrize("is_told", [False, True])

@@ -19,7 +19,6 @@ from random import Random
 from typing import TypeVar, cast
 
 import trio
-import trio.testing
 
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs.group_appends import GroupAppends
@@ -508,4 +507,4 @@ def in_world(test: Test, *names: str, seed: int = 0) -> None:
             async with tier_world(*names, seed=seed) as world:
                 await test(world)
 
-    run_virtual(main, seed=seed, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed)

@@ -16,7 +16,7 @@ from kafka.admin import NewTopic
 from logstore.testing.cluster import Cluster
 from logstore.testing.ports import free_ports
 from scheduler.client import CoordinatorClient
-from tests.cluster.clients import create_topic
+from tests.cluster_processes.clients import create_topic
 from tests.coordinator.support import Answer, ask, topology_file
 from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S

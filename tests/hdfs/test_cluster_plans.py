@@ -13,7 +13,7 @@ import pytest
 from logstore.testing.cluster import Cluster
 from scheduler.coordinator.testing import CoordinatorProcess
 from scheduler.topology.description import topology_toml
-from tests.cluster.places import seen_by
+from tests.cluster_processes.places import seen_by
 from tests.hdfs.test_cluster_tier import copies, create, described, leader, produce, read
 from tests.hdfs.test_tier import tier_url
 from tests.hdfs.writers import table_of, wait_until

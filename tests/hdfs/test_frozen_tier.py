@@ -26,10 +26,10 @@ from logstore.tier.hdfs import HdfsObjects, HdfsSettings
 from logstore.tier.settings import HdfsPlace
 from scheduler.hdfs.webhdfs import Timeouts
 from tests.cluster.support import Front
-from tests.cluster.test_epoch_processes import TOPIC as OUT
-from tests.cluster.test_epoch_processes import StagingClient
 from tests.cluster.test_group_appends import order
 from tests.cluster.test_tiered_reads import Running, running_on
+from tests.cluster_processes.test_epoch_processes import TOPIC as OUT
+from tests.cluster_processes.test_epoch_processes import StagingClient
 from tests.hdfs.test_cluster_tier import copies, create, produce, read
 from tests.hdfs.test_tier import tier_url
 from tests.hdfs.writers import wait_until

@@ -17,7 +17,7 @@ from logstore.base.metadata.etcd.settings import EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.held_lease import HeldLease
 from logstore.testing.metadata_contract import committed, put
-from tests.cluster.test_peer_certificates import until_said
+from tests.cluster_processes.test_peer_certificates import until_said
 from tests.metadata.support import EtcdMember, Reports, etcd_members, etcd_store, needs_etcd, settings_for
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar

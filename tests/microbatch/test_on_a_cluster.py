@@ -1,4 +1,4 @@
-"""A stateful query on a cluster that loses a host; `tests/cluster/test_spark.py` has the long runs."""
+"""A stateful query on a cluster that loses a host; `tests/cluster_processes/test_spark.py` has the long runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from logstore.testing.cluster import Cluster
-from tests.cluster.spark_world import run_stateful
+from tests.cluster_processes.spark_world import run_stateful
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
 

@@ -1,4 +1,4 @@
-"""Where the clusters of tests run: on loopback, or in containers with `./run test cluster --docker`."""
+"""Where the clusters of tests run: on loopback, or in containers with `./run test processes --docker`."""
 
 from logstore.testing.containers import ContainerNetwork
 from logstore.testing.network import ClusterNetwork, Loopback, RelayedNetwork

@@ -19,7 +19,10 @@ from typing import Any, Final, TypeVar
 import trio
 import trio.testing
 
+from tests.support.virtual_clock import VirtualClock
+
 T = TypeVar("T")
+AnyClock = VirtualClock | trio.testing.MockClock
 
 VIRTUAL_S: Final = 3600.0
 """Of virtual time: no test waits for more than some minutes."""
@@ -64,7 +67,7 @@ class Trace(trio.abc.Instrument):
 class _Limits(trio.abc.Instrument):
     """Ends a run that is stuck: cancels its scope, and has the report of why."""
 
-    def __init__(self, clock: trio.testing.MockClock, limit_s: float, still_s: float) -> None:
+    def __init__(self, clock: AnyClock, limit_s: float, still_s: float) -> None:
         self._clock = clock
         self._limit_s = limit_s
         self._still_s = still_s
@@ -121,14 +124,14 @@ def run_virtual(
     seed: int = 0,
     limit_s: float = VIRTUAL_S,
     still_s: float = STILL_S,
-    clock: trio.testing.MockClock | None = None,
+    clock: AnyClock | None = None,
     trace: Trace | None = None,
 ) -> T:
     """Run a function in virtual time; returns its result. `clock`: one that a test has made; it may not jump.
 
     Raises StuckRun behind a limit, and whatever the function raises, with a note of the seed.
     """
-    clock = clock or trio.testing.MockClock(autojump_threshold=0)
+    clock = clock or VirtualClock()
     limits = _Limits(clock, limit_s, still_s)
     results: list[T] = []
 

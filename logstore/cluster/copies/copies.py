@@ -131,23 +131,31 @@ class Copies:
         """Wait for a piece's turn; it is read during the block."""
         self._reads += 1
         try:
-            async with self._turns:
-                while True:
-                    wait_s = self.pace.wait_s(trio.current_time())
-                    if load.is_urgent or wait_s <= 0:
-                        break
-                    await trio.sleep(wait_s)
-                piece, begun_s = PieceRead(), trio.current_time()
-                if not load.is_urgent and self.pace.is_beside_appends(begun_s):
-                    await self._wait_for_gap()
-                self.pace.piece_begun()
+            async with self.turn(is_urgent=load.is_urgent) as piece:
                 try:
                     yield piece
                 finally:
-                    self.pace.piece_ended(piece.size_bytes, begun_s, trio.current_time())
                     self.served_bytes += piece.size_bytes
         finally:
             self._reads -= 1
+
+    @asynccontextmanager
+    async def turn(self, *, is_urgent: bool = False) -> AsyncIterator[PieceRead]:
+        """Wait for the turn of a piece that is read at the pace of copies, for another host or to be checked."""
+        async with self._turns:
+            while True:
+                wait_s = self.pace.wait_s(trio.current_time())
+                if is_urgent or wait_s <= 0:
+                    break
+                await trio.sleep(wait_s)
+            piece, begun_s = PieceRead(), trio.current_time()
+            if not is_urgent and self.pace.is_beside_appends(begun_s):
+                await self._wait_for_gap()
+            self.pace.piece_begun()
+            try:
+                yield piece
+            finally:
+                self.pace.piece_ended(piece.size_bytes, begun_s, trio.current_time())
 
     async def _wait_for_gap(self) -> None:
         """Wait until appends that were under way have ended, GAP_S at most."""

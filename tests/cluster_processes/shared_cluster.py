@@ -15,7 +15,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import asked
+from tests.cluster_processes.clients import asked
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until

@@ -2,7 +2,7 @@
 
 import time
 
-from tests.cluster.beats import BEAT_S, beating, beats, longest_gap
+from tests.cluster_processes.beats import BEAT_S, beating, beats, longest_gap
 from tests.support.waiting import until
 
 

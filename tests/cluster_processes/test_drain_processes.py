@@ -13,7 +13,7 @@ from kafka import TopicPartition
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import PATIENCE_MS, read
+from tests.cluster_processes.clients import PATIENCE_MS, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import Finished, cairn
 from tests.support.cluster_network import new_network

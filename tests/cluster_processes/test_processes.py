@@ -1,7 +1,7 @@
 """A cluster as its users have it: three sidecar processes, an etcd, clients written by others, and what goes wrong.
 
 Each test prints for how long there was no acknowledgement (`pytest -s` shows it), and bounds it in beats
-(`tests.cluster.beats`): where the leader is lost, behind the first answer that named another one. Tests that leave
+(`tests.cluster_processes.beats`): where the leader is lost, behind the first answer that named another one. Tests that leave
 every host with its disk share a cluster, and leave it without topics and with all hosts. Who fails ends it: what its
 hosts said is shown, and the next test has a new one.
 """
@@ -27,11 +27,11 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.beats import Beats, NamedLeader, beating, beats, longest_gap, naming
-from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
-from tests.cluster.foreign_producers import require, run_franz_go, run_java
-from tests.cluster.places import wait_all_members
-from tests.cluster.shared_cluster import SharedCluster, delete
+from tests.cluster_processes.beats import Beats, NamedLeader, beating, beats, longest_gap, naming
+from tests.cluster_processes.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
+from tests.cluster_processes.foreign_producers import require, run_franz_go, run_java
+from tests.cluster_processes.places import wait_all_members
+from tests.cluster_processes.shared_cluster import SharedCluster, delete
 from tests.metadata.support import needs_etcd
 from tests.support.beside import beside
 from tests.support.cluster_network import new_network

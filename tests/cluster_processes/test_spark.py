@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.testing.cluster import Cluster
-from tests.cluster.clients import ends
-from tests.cluster.spark_world import consumed, create, fed, feed, kills_in_turn, run_stateful
+from tests.cluster_processes.clients import ends
+from tests.cluster_processes.spark_world import consumed, create, fed, feed, kills_in_turn, run_stateful
 from tests.continuous.processes import RunnerProcess, Work, expected
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import are_containers, new_network

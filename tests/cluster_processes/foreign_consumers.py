@@ -16,8 +16,8 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from logstore.testing.cluster import Cluster
-from tests.cluster.clients import ASK_MS
-from tests.cluster.foreign_producers import java_command, printed
+from tests.cluster_processes.clients import ASK_MS
+from tests.cluster_processes.foreign_producers import java_command, printed
 from tests.support.limits import PATIENCE_S
 
 AT_ONCE: Final = 500

@@ -13,7 +13,7 @@ from logstore.errors import StagedMissing
 from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import asked, read
+from tests.cluster_processes.clients import asked, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
 from tests.support.cluster_network import new_network

@@ -9,8 +9,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import asked, create_topic, ends, read
-from tests.cluster.test_processes import Load, leader_of, producing, wait_for_more
+from tests.cluster_processes.clients import asked, create_topic, ends, read
+from tests.cluster_processes.test_processes import Load, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
 from tests.support.waiting import until, until_holds

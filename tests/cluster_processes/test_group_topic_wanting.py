@@ -17,8 +17,8 @@ from kafka.admin import NewTopic
 from kio.schema.errors import ErrorCode
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import create_topic
-from tests.cluster.test_processes import leader_of
+from tests.cluster_processes.clients import create_topic
+from tests.cluster_processes.test_processes import leader_of
 from tests.kafka.wire_client import WireClient
 from tests.metadata.support import needs_etcd
 from tests.support.beside import beside

@@ -1,4 +1,4 @@
-"""A host with links in a process of its own: `python -m tests.cluster.link_process NAME PEER PEER-PORT`.
+"""A host with links in a process of its own: `python -m tests.cluster_processes.link_process NAME PEER PEER-PORT`.
 
 It writes its port to standard output, and `connected` when it is connected; it sends what it gets from the peer back to
 it, and ends when it is killed.

@@ -32,7 +32,7 @@ async def line_of(process: trio.Process) -> str:
 @asynccontextmanager
 async def other_process(a: LinkedHost) -> AsyncIterator[trio.Process]:
     """Host b in a process of its own, which host a is connected with."""
-    command = [sys.executable, "-m", "tests.cluster.link_process", "b", "a", str(a.address.port)]
+    command = [sys.executable, "-m", "tests.cluster_processes.link_process", "b", "a", str(a.address.port)]
     process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, cwd=ROOT)
     try:
         port = int(await line_of(process))

@@ -13,10 +13,10 @@ from confluent_kafka import Consumer
 from kafka import KafkaConsumer, TopicPartition
 
 from logstore.testing.cluster import Cluster
-from tests.cluster.clients import ASK_MS, PATIENCE_MS, again
-from tests.cluster.foreign_consumers import CONSUMERS, ConsumerLog
-from tests.cluster.foreign_producers import require
-from tests.cluster.test_processes import TOPIC, WARM, check, create, leader_of, producing, rebalanced
+from tests.cluster_processes.clients import ASK_MS, PATIENCE_MS, again
+from tests.cluster_processes.foreign_consumers import CONSUMERS, ConsumerLog
+from tests.cluster_processes.foreign_producers import require
+from tests.cluster_processes.test_processes import TOPIC, WARM, check, create, leader_of, producing, rebalanced
 from tests.kafka.wire_client import WireClient
 from tests.metadata.support import needs_etcd
 from tests.support.beside import beside

@@ -15,7 +15,7 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import CairnError
 from logstore.format.host_summaries import PlaceSummary
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.places import SHORT_S, is_whole
+from tests.cluster_processes.places import SHORT_S, is_whole
 from tests.kafka.wire_client import WireClient
 from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S

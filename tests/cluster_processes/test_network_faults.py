@@ -18,8 +18,8 @@ from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, ClusterNetwork, NetworkUnavailable, RelayedNetwork
 from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
-from tests.cluster.places import is_whole, wait_all_members, wait_place
-from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
+from tests.cluster_processes.places import is_whole, wait_all_members, wait_place
+from tests.cluster_processes.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import are_containers, new_faulty_network, new_network
 from tests.support.waiting import until
