@@ -1,9 +1,9 @@
 """A cluster as its users have it: three sidecar processes, an etcd, clients written by others, and what goes wrong.
 
 Each test prints for how long there was no acknowledgement (`pytest -s` shows it), and bounds it in beats
-(`tests.cluster_processes.beats`): where the leader is lost, behind the first answer that named another one. Tests that leave
-every host with its disk share a cluster, and leave it without topics and with all hosts. Who fails ends it: what its
-hosts said is shown, and the next test has a new one.
+(`tests.cluster_processes.beats`): where the leader is lost, behind the first answer that named another one. Tests
+that leave every host with its disk share a cluster, and leave it without topics and with all hosts. Who fails ends it:
+what its hosts said is shown, and the next test has a new one.
 """
 
 import asyncio
