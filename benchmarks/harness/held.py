@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from benchmarks.harness.results import RESULTS, ROOT
 
-CHECKED: Final = ("produce_consume", "many_partitions", "epoch_commits", "tls", "cluster")
+CHECKED: Final = ("produce_consume", "many_partitions", "epoch_commits", "tls", "cluster", "client_failover")
 MARGIN: Final = 0.25
 """Of the bound. Rounds of one run differ by as much on a machine that does other work too."""
 LIMIT_S: Final = 3600.0

@@ -10,6 +10,8 @@ Invariants:
 * One connection for as long as it lasts: a new one every moment would make the 99th percentile that of first requests.
 * What a connection that failed leaves without an answer is sent again on the next, and its latency counts from when it
   was due first. So a leader that is lost is a latency, as for a producer that tries again.
+* A request is disturbed if its first connection failed, or if it was due before the next one brought its first answer:
+  so what a lost or another leader costs is told apart from what else requests wait for.
 * Whoever looks at the servers meanwhile does it in another process, which this one does not wait for.
 """
 
@@ -23,6 +25,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple
 
@@ -50,19 +53,32 @@ class SteadyOrders(NamedTuple):
 
 
 class SteadyLoad(NamedTuple):
-    """When requests were due, in seconds of the monotonic clock, how long each took, and when connections failed."""
+    """When requests were due, in seconds of the monotonic clock, how long each took, and whether it was disturbed; when
+    connections failed, and when each was made, to which port.
+    """
 
     due_s: Sequence[float]
     took_s: Sequence[float]
+    disturbed: Sequence[bool]
     failed_s: Sequence[float]
+    connected: Sequence[tuple[float, int]]
 
-    def between(self, begin_s: float, end_s: float) -> list[float]:
-        """How long those took that were due in an interval."""
-        return [took_s for due_s, took_s in zip(self.due_s, self.took_s, strict=True) if begin_s <= due_s < end_s]
+    def between(self, begin_s: float, end_s: float, *, disturbed: bool | None = None) -> list[float]:
+        """How long those took that were due in an interval; only disturbed ones, or only others, if asked for."""
+        return [
+            took_s
+            for due_s, took_s, was_disturbed in zip(self.due_s, self.took_s, self.disturbed, strict=True)
+            if begin_s <= due_s < end_s and disturbed in (None, was_disturbed)
+        ]
 
     def failures(self, begin_s: float, end_s: float) -> int:
         """How many connections failed in an interval."""
         return sum(begin_s <= failed_s < end_s for failed_s in self.failed_s)
+
+    def moves(self, begin_s: float, end_s: float) -> int:
+        """How often another host led than before, of the connections that were made in an interval."""
+        pairs = pairwise(self.connected)
+        return sum(port != before and begin_s <= made_s < end_s for (_, before), (made_s, port) in pairs)
 
 
 class _Producer:
@@ -78,20 +94,27 @@ class _Producer:
         self._next_s = time.monotonic()
         self._end_s = math.inf
         """What is due behind it is not sent: standard input had ended then."""
+        self._calm_s = -math.inf
+        """What is due behind it is not disturbed."""
         self.due_s: list[float] = []
         self.took_s: list[float] = []
+        self.disturbed: list[bool] = []
         self.failed_s: list[float] = []
+        self.connected: list[tuple[float, int]] = []
 
     def run(self) -> SteadyLoad:
         """Produce until standard input ends and everything is answered. Raises RawFailed if there is no leader."""
         while self._has_more():
             try:
-                with RawConnection(self._leader()) as connection:
+                port = self._leader()
+                with RawConnection(port) as connection:
+                    self.connected.append((time.monotonic(), port))
                     self._produce(connection)
             except (RawFailed, OSError):
                 self.failed_s.append(time.monotonic())
+                self._calm_s = math.inf
                 time.sleep(PAUSE_S)
-        return SteadyLoad(self.due_s, self.took_s, self.failed_s)
+        return SteadyLoad(self.due_s, self.took_s, self.disturbed, self.failed_s, self.connected)
 
     @property
     def _is_over(self) -> bool:
@@ -138,10 +161,13 @@ class _Producer:
         now_s = time.monotonic()
         if answers and not self.due_s:
             self._begun()
+        if answers:
+            self._calm_s = min(self._calm_s, now_s)
         for _ in range(answers):
             due_s = self._unanswered.popleft()
             self.due_s.append(due_s)
             self.took_s.append(now_s - due_s)
+            self.disturbed.append(due_s <= self._calm_s)
 
 
 class SteadyProducer:

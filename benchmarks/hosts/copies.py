@@ -1,8 +1,10 @@
 """A host comes back with an empty disk: what is copied to it, and what a producer at a steady rate feels of it.
 
 Invariants:
-* The host that is lost does not lead the producer's partition: what is measured is copies, not a failover. Whether
-  another host leads that partition at the end is told (`has_moved`): its p99 has a failover in it, then.
+* The host that is lost does not lead the producer's partition: what is measured is copies, not a failover. Once it is
+  back the cluster may give it this partition too, as its share (`logstore.cluster.members.deal`). Requests that such a
+  move disturbs are none that copies delay, and are told by themselves.
+* Whether another host leads that partition at the end is told (`has_moved`).
 * One producer (`benchmarks.harness.steady`) goes on through the whole round. What is compared are the requests that
   were due when all was well, and those that were due from the moment at which the host serves again until it has what
   another host has, and never for less time than when all was well.
@@ -101,8 +103,11 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         end_s = time.monotonic()
         found = producer.stop()
         led_by = wait_whole(trio, STEADY).partitions[0].leader
-    calm, beside = percentiles(found.between(calm_s, gone_s)), percentiles(found.between(ready_s, end_s))
-    joining, copying = found.between(ready_s, member_s), found.between(member_s, end_s)
+    calm, everything = percentiles(found.between(calm_s, gone_s)), percentiles(found.between(ready_s, end_s))
+    beside = percentiles(found.between(ready_s, end_s, disturbed=False))
+    joining = found.between(ready_s, member_s, disturbed=False)
+    copying = found.between(member_s, end_s, disturbed=False)
+    moved = found.between(ready_s, end_s, disturbed=True)
     return {
         "held_bytes": held,
         "copied_bytes": trio.kept_bytes(lost, HELD),
@@ -117,6 +122,10 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         "p99_ratio": beside.p99_ms / calm.p99_ms,
         "calm_requests": len(found.between(calm_s, gone_s)),
         "beside_requests": len(found.between(ready_s, end_s)),
+        "all_p99_ms": everything.p99_ms,
+        "moves": found.moves(ready_s, end_s),
+        "moved_requests": len(moved),
+        "moved_max_ms": 1000 * max(moved, default=0.0),
         "has_moved": led_by != leader,
         "calm_failures": found.failures(calm_s, gone_s),
         "beside_failures": found.failures(ready_s, end_s),

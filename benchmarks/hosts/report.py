@@ -96,9 +96,9 @@ def tables(rows: Rows) -> list[Table]:
     )
     found.append(("Seconds without an acknowledgement", columns, _by_peer(rows, "failover", names)))
     names = ("held_bytes", "copied_bytes", "member_s", "copies_s", "calm_p99_ms")
-    names += ("joining_p99_ms", "copying_p99_ms", "beside_p99_ms", "p99_ratio")
+    names += ("joining_p99_ms", "copying_p99_ms", "beside_p99_ms", "p99_ratio", "all_p99_ms", "moves", "moved_max_ms")
     columns = ("server", "rounds", "held, bytes", "copied", "member after, s", "copied after, s", "p99 before, ms")
-    columns += ("until member", "behind that", "p99 beside, ms", "ratio")
+    columns += ("until member", "behind that", "p99 beside, ms", "ratio", "with moves", "moves", "longest of them, ms")
     found.append(("A lost disk", columns, _by_peer(rows, "copies", names)))
     moments = list(dict.fromkeys(row["moment"] for row in rows.select(part="memory")))
     lines = [

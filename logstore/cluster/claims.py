@@ -8,7 +8,8 @@ Invariants:
   them last, and the partitions of each by number. So a host whose view is late deals the first ones like all others.
   They are dealt once, as long as the same hosts live.
 * A stream goes to a host with a smaller share, among the members of its open chunk, once the live hosts have been the
-  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time. It waits
+  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time. What
+  topics need comes first, and what all streams need besides is taken of large topics first (`_uneven`). A stream waits
   until that host has the stream's last records (LONGEST_WAIT_S at most): a takeover reads the last chunk for what its
   producers have sent, and from other hosts it would be read at no pace, and once more when it is copied.
 * Hosts of earlier versions claim by the hash of stream and host alone. While one of them lives, all hosts claim streams
@@ -261,20 +262,33 @@ class Claims:
                     await trio.sleep(BALANCE_STEP_S)
 
     async def _uneven(self) -> list[str]:
-        """The streams that would come to this host if all that should have other owners got them, in this order."""
-        deal, mine = self._deal(), []
-        for number, stream in enumerate(await self._in_order(list(self._view.heads)), 1):
+        """The streams that would come to this host if all that should have other owners got them, in this order: first
+        what makes shares of topics more even; then what those of all streams still need, of large topics first, whose
+        producers feel one partition least.
+        """
+        deal, moved = self._deal(), dict[str, str]()
+        sizes = dict.fromkeys(await self._in_order(list(self._view.heads)), 0)
+        await self._move(deal, sizes, moved, of_topic=True)
+        if deal.is_uneven():
+            by_size = dict(sorted(sizes.items(), key=lambda each: each[1], reverse=True))
+            await self._move(deal, by_size, moved, of_topic=False)
+        return [stream for stream, host in moved.items() if host == self._me.host]
+
+    async def _move(self, deal: Deal, sizes: dict[str, int], moved: dict[str, str], *, of_topic: bool) -> None:
+        """Move streams on paper that should have other owners, and note where to; `sizes` gets how many partitions the
+        topics of these have.
+        """
+        for number, stream in enumerate(list(sizes), 1):
             if number % STREAMS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             owner = self._owned.owner(stream)
-            if stream in self._vacancies or not deal.lives(owner):
+            if stream in moved or stream in self._vacancies or not deal.lives(owner):
                 continue
-            other = deal.better(stream, self._partitions(stream), owner.host, self._holders(stream))
+            partitions = sizes[stream] = self._partitions(stream)
+            other = deal.better(stream, partitions, owner.host, self._holders(stream), of_topic=of_topic)
             if other is not None:
                 deal.give(stream, other, owner.host)
-            if other == self._me.host:
-                mine.append(stream)
-        return mine
+                moved[stream] = other
 
     async def _relieve(self) -> None:
         """Claim, one after the other, what a host owns that leaves and this host should own."""

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from benchmarks.client_failover import CALM_S, LIMITS_S, calm_times_s, find_goals
+from benchmarks.client_failover import CALM_S, KILL, KILL_LIMITS_S, LIMITS_S, calm_times_s, find_goals
 from benchmarks.clients.load import ClientLoad
+from benchmarks.clients.producers import clients
 from benchmarks.harness.report import Rows
 from tests.benchmarks.smoke import run_smoke
 from tests.metadata.support import needs_etcd
@@ -54,6 +55,18 @@ def test_a_goal_is_held_against_the_longest_round() -> None:
     assert not goals["x: longest time without an acknowledgement, kill -9"]
     assert not goals["x: records lost"]
     assert goals["x: records doubled"]
+
+
+def test_each_client_has_its_own_bound_behind_a_kill() -> None:
+    """Every client that is measured has one, or the promise: what franz-go's defaults make it wait misses no goal of
+    franz-go, and would miss that of any other.
+    """
+    for client in (*clients(None, Path()), "Spark"):
+        rows = Rows()
+        rows.add(part="silence", client=client, round=1, **dict.fromkeys(LIMITS_S, 0.1) | {KILL: 5.5})
+        (kill, *_) = find_goals(rows)
+        assert kill.holds == (client == "franz-go"), client
+        assert client in KILL_LIMITS_S or kill.goal == "≤ 3"
 
 
 @needs_etcd

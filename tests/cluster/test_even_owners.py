@@ -190,6 +190,31 @@ def test_a_host_is_lost_and_comes_back() -> None:
     simulated(test, "a", "b", "c")
 
 
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_a_host_that_comes_back_moves_little_besides_what_it_lacks(lost: str) -> None:
+    """Beside a topic of forty partitions lie five of one. The host lacks fifteen streams and gets as many; all but one
+    are of the large topic, since fourteen are the host's share of it.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        small = [stream for number in range(5) for stream in await create(cluster, 1, f"small-{number}")]
+        streams = small + await create(cluster, 40)
+        await append_all(cluster, streams)
+        await cluster.kill(lost)
+        await append_all(cluster, streams)
+        await check_still(cluster)
+        before, moved = owned(cluster, small), takeovers(cluster)
+        await cluster.start(lost)
+        await trio.sleep(SETTLED_S)
+        assert set(counts(cluster, streams).values()) == {15}
+        assert takeovers(cluster) - moved == 15
+        after = owned(cluster, small)
+        assert sum(after[stream] != name for stream, name in before.items()) == 1
+        await check_still(cluster)
+
+    simulated(test, "a", "b", "c")
+
+
 def test_a_host_is_drained() -> None:
     """Its streams are spread over those that stay, and nothing else moves. A new topic gives it nothing; when it is to
     stay after all, it gets its share again.

@@ -1,5 +1,6 @@
 """What a host says of a stream that changes hands."""
 
+import pytest
 import trio
 
 from tests.cluster.memory import MemoryCluster, simulated
@@ -53,3 +54,33 @@ def test_a_link_that_ends_is_seen_before_the_host_is_known_to_be_gone() -> None:
         assert not cluster.hosts[other].host.is_changing_hands(stream)
 
     simulated(test, "a", "b", "c")
+
+
+async def next_owner_after_s(cluster: MemoryCluster, way: str, name: str, stream: str) -> float:
+    """For how long a stream acknowledges nothing when its owner is lost in some way."""
+    begun_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cluster.kill if way == "kill" else cluster.stop, name)
+        await cluster.until(lambda: name not in cluster.hosts)
+        await cluster.append(stream, b"1")
+        return trio.current_time() - begun_s
+    raise AssertionError("nothing in the block is cancelled")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["kill", "stop"])
+def test_the_next_owner_takes_batches_at_once(way: str, seed: int) -> None:
+    """Killed, or stopped as planned: what hosts wait for by themselves is a tenth of a second at most, until the next
+    owner has acknowledged a batch; a client's own waits and what a machine is slow at come on top.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        for _ in range(3):
+            name = (await cluster.owner(stream)).host.name
+            assert await next_owner_after_s(cluster, way, name, stream) <= 0.1
+            await cluster.start(name)
+            await cluster.at_rest()
+
+    simulated(test, "a", "b", "c", "d", seed=seed)

@@ -1,19 +1,20 @@
 """A cluster as its users have it: three sidecar processes, an etcd, clients written by others, and what goes wrong.
 
-Each test prints for how long there was no acknowledgement (`pytest -s` shows it). Tests that leave every host with its
-disk share a cluster, and leave it without topics and with all hosts. Who fails ends it: what its hosts said is shown,
-and the next test has a new one.
+Each test prints for how long there was no acknowledgement (`pytest -s` shows it), and bounds it in beats
+(`tests.cluster_processes.beats`): where the leader is lost, behind the first answer that named another one. Tests
+that leave every host with its disk share a cluster, and leave it without topics and with all hosts. Who fails ends it:
+what its hosts said is shown, and the next test has a new one.
 """
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -26,6 +27,7 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.cluster_processes.beats import Beats, NamedLeader, beating, beats, longest_gap, naming
 from tests.cluster_processes.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
 from tests.cluster_processes.foreign_producers import require, run_franz_go, run_java
 from tests.cluster_processes.places import wait_all_members
@@ -43,8 +45,8 @@ pytestmark = [
 ]
 TOPIC = "orders"
 FILLED, FILLED_CHUNK_BYTES = "filled", 1 << 18
-MAX_SILENCE_S = 200.0
-"""Of a loaded machine; an idle one takes half a second after a kill, which `benchmarks/cluster.py` publishes."""
+LOST_S, STOPPED_S = 3.0, 1.0
+"""What producers may take to go on when a host is killed, and when it stops as planned."""
 TRIALS = 50
 """Until no host took another one for failed in one of them. Each takes some seconds."""
 WARM, AFTER = (500, 1_500) if is_long() else (200, 500)
@@ -109,13 +111,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
     made.end()
 
 
+class Moment(NamedTuple):
+    """Now."""
+
+    time_s: float
+    beat: int
+
+
 class Load:
     """Numbers that are produced to partition 0 until it ends; which were acknowledged, where and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, counting: Beats) -> None:
+        self.beats = counting
         self.acked: list[tuple[int, int]] = []
         """Offset and number."""
         self.times_s: list[float] = []
+        self.at_beats: list[int] = []
+        """When records were acknowledged."""
         self.errors: list[str] = []
         self.sent = 0
         self.ended = threading.Event()
@@ -124,11 +136,24 @@ class Load:
         """The cluster has said that it has a record."""
         self.acked.append((offset, number))
         self.times_s.append(time.monotonic())
+        self.at_beats.append(self.beats.count)
+
+    def now(self) -> Moment:
+        """This moment."""
+        return Moment(time.monotonic(), self.beats.count)
 
     def silence_s(self, since_s: float) -> float:
         """The longest time without an acknowledgement from a moment on."""
         times = [since_s, *(each for each in self.times_s if each > since_s)]
         return max((after - before for before, after in pairwise(times)), default=float("inf"))
+
+    def check(self, what: str, since: Moment, limit_s: float, named: int | None = 0) -> None:
+        """From a moment on there was no longer time without an acknowledgement than so many seconds stand for, in
+        beats, behind as many beats as it took until a new leader was named.
+        """
+        silence = longest_gap(self.at_beats, since.beat)
+        print(f"{what}: no acknowledgement for {self.silence_s(since.time_s):.2f} s, {silence} beats; named in {named}")
+        assert silence <= (named or 0) + beats(limit_s), f"{what}: {silence} beats, a new leader was named in {named}"
 
 
 def run_kafka_python(cluster: Cluster, load: Load, answer_ms: int = 5_000) -> None:
@@ -211,6 +236,8 @@ CLIENTS: dict[str, Callable[[Cluster, Load], None]] = {
     "java": run_java(TOPIC),
     "franz-go": run_franz_go(TOPIC),
 }
+LIMITS_S = {"franz-go": 6.0}
+"""Of clients whose defaults make them wait for longer: `MetadataMinAge`, and two tries that reach the lost host."""
 PROGRAMS = ("java", "franz-go")
 """Those that are fetched, and built, for the long run."""
 
@@ -218,10 +245,17 @@ PROGRAMS = ("java", "franz-go")
 @contextmanager
 def producing(cluster: Cluster, run: Callable[[Cluster, Load], None] = run_kafka_python) -> Iterator[Load]:
     """A load that runs meanwhile, and has its answers at the end."""
-    load = Load()
-    with beside(lambda: run(cluster, load), load.ended.set):
-        wait_for_more(load, 100)
-        yield load
+    with beating() as counting:
+        load = Load(counting)
+        with beside(lambda: run(cluster, load), load.ended.set):
+            wait_for_more(load, 100)
+            yield load
+
+
+def naming_other(cluster: Cluster, load: Load, lost: ClusterHostProcess) -> AbstractContextManager[NamedLeader]:
+    """Who leads other than this host is asked meanwhile."""
+    node = list(cluster).index(lost) + 1
+    return naming(load.beats, lambda: [host.port for host in cluster if host.is_running], TOPIC, node)
 
 
 def wait_for_more(load: Load, count: int) -> None:
@@ -273,12 +307,12 @@ def test_a_killed_owner_loses_nothing(shared: SharedCluster, client: str) -> Non
             for _ in range(2):
                 host = leader_of(cluster)
                 wait_for_more(load, WARM)
-                killed_s = time.monotonic()
-                host.kill()
-                wait_for_more(load, AFTER)
-                silence_s = load.silence_s(killed_s)
-                print(f"{client}: owner killed, no acknowledgement for {silence_s:.2f} s")
-                assert silence_s < MAX_SILENCE_S
+                killed = load.now()
+                with naming_other(cluster, load, host) as named:
+                    host.kill()
+                    wait_for_more(load, AFTER)
+                    until(lambda: named.after is not None, "another leader is named")
+                load.check(f"{client}: owner killed", killed, LIMITS_S.get(client, LOST_S), named.after)
                 host.start()
                 cluster.wait_members()
                 wait_for_more(load, 200)
@@ -294,11 +328,10 @@ def test_a_killed_member_is_replaced(tmp_path: Path) -> None:
         with producing(cluster) as load:
             member = follower_of(cluster)
             wait_for_more(load, WARM)
-            killed_s = time.monotonic()
+            killed = load.now()
             member.kill()
             wait_for_more(load, AFTER)
-            print(f"member killed: no acknowledgement for {load.silence_s(killed_s):.2f} s")
-            assert load.silence_s(killed_s) < MAX_SILENCE_S
+            load.check("member killed", killed, LOST_S)
             until(lambda: copies_in(cluster) == [3], "the chunk has three members again")
         check(cluster, load)
 
@@ -328,16 +361,20 @@ def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(shared: Shared
 
 
 def test_a_host_that_stops_hands_over(shared: SharedCluster) -> None:
-    """SIGTERM of the owner: the others take over before it ends, and it ends with status 0."""
+    """SIGTERM of the owner: the others take over before it ends, it ends with status 0, and its producer goes on at
+    once.
+    """
     with shared.lent() as cluster:
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
-            stopped_s = time.monotonic()
             host = leader_of(cluster)
-            assert host.stop() == 0
-            wait_for_more(load, 200)
-            print(f"owner stopped: no acknowledgement for {load.silence_s(stopped_s):.2f} s")
+            stopped = load.now()
+            with naming_other(cluster, load, host) as named:
+                assert host.stop() == 0
+                wait_for_more(load, 200)
+                until(lambda: named.after is not None, "another leader is named")
+            load.check("owner stopped", stopped, STOPPED_S, named.after)
         check(cluster, load)
 
 
@@ -422,7 +459,7 @@ def goes_on_without_etcd(cluster: Cluster, load: Load) -> bool:
     """
     before = failures(cluster)
     until(lambda: lacks_nothing(cluster), "every chunk has all its copies")
-    away_s = time.monotonic()
+    away = load.now()
     cluster.etcd.kill()
     try:
         for _ in range(6):
@@ -433,9 +470,7 @@ def goes_on_without_etcd(cluster: Cluster, load: Load) -> bool:
             return False
     finally:
         cluster.etcd.start()
-    silence_s = load.silence_s(away_s)
-    print(f"etcd killed: no acknowledgement for {silence_s:.2f} s")
-    assert silence_s < MAX_SILENCE_S
+    load.check("etcd killed", away, LOST_S)
     return True
 
 

@@ -12,7 +12,8 @@ Invariants:
   first makes no difference to where the others go.
 * A host that holds the last chunk comes before those that do not: it can go on alone. Hosts that leave come last.
 * A stream that has an owner moves only where that makes shares more even (`is_better`): each such move brings the
-  nearer to an end in which none does, and a host that goes or comes moves no more than that takes.
+  nearer to an end in which none does. Who moves many makes the moves for the shares of topics first (`of_topic`): most
+  of them make those of all streams more even too, so a host that goes or comes moves little besides.
 * No I/O, no clock; safety never depends on what is decided here (`logstore.cluster.members.election`).
 
 Costs: memory for an entry of each stream, and of each topic and host that owns something of it.
@@ -127,13 +128,17 @@ class Deal:
             return hash_order(stream, head, self.live, self._leaving)
         return self._sorted(self.live, stream, partitions, holders(head, self.live))
 
-    def better(self, stream: str, partitions: int, owner: str, hosts: Collection[str]) -> str | None:
-        """Which of some hosts should own a stream in place of its owner, who lives; None: none that lives should."""
+    def better(
+        self, stream: str, partitions: int, owner: str, hosts: Collection[str], *, of_topic: bool = False
+    ) -> str | None:
+        """Which of some hosts should own a stream in place of its owner, who lives; None: none that lives should.
+        `of_topic`: only for the shares of its topic.
+        """
         able = [host for host in hosts if host in self.live and host not in self._leaving and host != owner]
-        able = [host for host in able if self.is_better(stream, partitions, owner, host)]
+        able = [host for host in able if self.is_better(stream, partitions, owner, host, of_topic=of_topic)]
         return next(iter(self._sorted(able, stream, partitions, able)), None)
 
-    def is_better(self, stream: str, partitions: int, owner: str, other: str) -> bool:
+    def is_better(self, stream: str, partitions: int, owner: str, other: str, *, of_topic: bool = False) -> bool:
         """Whether shares are more even if the other host owns a stream: those of its topic, or else those of all."""
         if self._keeps_order and owner not in self._leaving and not self._precedes(stream, other, owner):
             return False
@@ -143,6 +148,16 @@ class Deal:
         gain = share.excess(has) - share.excess(has - 1) + other_share.excess(gets) - other_share.excess(gets + 1)
         if gain or share.excess(has - 1) > share.excess(has):
             return gain > 0  # not from who would have too little of the topic then, for the sake of all
+        return not of_topic and self._evens_all(owner, other)
+
+    def is_uneven(self) -> bool:
+        """Whether a stream of some host that moved to another, whatever its topic, would make the shares of all streams
+        more even.
+        """
+        staying = [host for host in self.live if host not in self._leaving]
+        return any(self._evens_all(owner, other) for owner in self.live for other in staying if owner != other)
+
+    def _evens_all(self, owner: str, other: str) -> bool:
         return (2 * self._all[other] + 1) * self._rates[owner] < (2 * self._all[owner] - 1) * self._rates[other]
 
     def give(self, stream: str, host: str, owner: str | None = None) -> None:
