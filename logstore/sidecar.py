@@ -140,7 +140,7 @@ def main(arguments: argparse.Namespace) -> int:
         refuse_other_kind(settings)
         told_address(settings)
         with locked_directory(settings.data_dir, "sidecar"):
-            trio.run(_serve, settings)
+            trio.run(_run, settings)
     except* (CairnError, OSError) as failures:
         for failure in leaves(failures):
             print(f"cairn: {sentence(failure)}", file=sys.stderr)  # noqa: T201
@@ -178,9 +178,13 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     return RecoveredStores(store, epochs, callers)
 
 
-async def _serve(settings: SidecarConfig) -> None:
+async def _run(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     look_names_up_apart()
+    await _serve(settings)
+
+
+async def _serve(settings: SidecarConfig) -> None:
     clock = SystemClock()
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
