@@ -24,6 +24,7 @@ from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
 from logstore.format.records import first_since, iterate_times
+from logstore.format.snapshot import BLOCK
 from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 from logstore.log.tail import TailEntry
@@ -305,6 +306,15 @@ def lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:
         first_offset=first_offset,
         last_offset=last_offset,
     )
+
+
+def read_first_snapshot(fs: ReadableFiles, path: str) -> Buffer:
+    """The first producer snapshot of a file, as it claims to be: unchecked, and no more than the file has, whatever a
+    damaged header says of its length. Raises OSError.
+    """
+    head = fs.read(path, 0, BLOCK.size)
+    body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
+    return fs.read(path, 0, min(BLOCK.size + body_bytes, fs.size(path)))
 
 
 def from_tail(entries: Sequence[TailEntry], offset: int, *, include_control: bool) -> ReadResult:
