@@ -149,7 +149,7 @@ def test_what_a_server_said_is_told_where_the_last_attempt_of_a_strict_call_was_
             client.offsets({T0: wire.LATEST})
     finally:
         ended.set()
-    assert len(network.requests) == 2
+    assert len(network.requests) > 1
 
 
 def test_a_lost_connection_is_made_anew_and_the_question_repeated(client_of: Make) -> None:
