@@ -544,7 +544,7 @@ class Client:
             return self._retry_until(ask, deadline_s)
 
     def _retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
-        backoff_s = _FIRST_BACKOFF_S
+        backoff_s, told = _FIRST_BACKOFF_S, None
         while True:
             try:
                 return ask()
@@ -553,6 +553,7 @@ class Client:
                     raise
                 self._note_elsewhere(is_so=error.code in ELSEWHERE)
                 failure: Exception = error
+                told = error
             except TryAgain as error:
                 self._note_elsewhere(is_so=isinstance(error, NotLeader))
                 failure = error
@@ -563,6 +564,8 @@ class Client:
                 self.close()
                 raise
             if self._network.monotonic_s() + backoff_s >= deadline_s:
+                if self._is_strict and isinstance(failure, TimeoutError):
+                    failure = told or failure  # that attempt had less time than the server takes for an answer
                 raise unanswered(self.where, self._limit_s, failure) from failure
             self._network.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)

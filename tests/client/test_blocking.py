@@ -12,7 +12,7 @@ import pytest
 from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.blocking import Client, parse_addresses
-from logstore.client.errors import MalformedReply, SidecarRefused, Unavailable
+from logstore.client.errors import REQUEST_TIMED_OUT, MalformedReply, SidecarRefused, Unavailable
 from logstore.client.wire import TopicPartition
 from logstore.errors import FencedIncarnation, InvalidConfig
 from logstore.format import epoch_api
@@ -124,6 +124,32 @@ def test_the_last_attempt_of_a_strict_call_ends_at_its_limit() -> None:
         client.offsets({T0: wire.LATEST})
     assert network.now_s <= 10.0
     assert len(given) > 1
+
+
+def test_what_a_server_said_is_told_where_the_last_attempt_of_a_strict_call_was_cut_short() -> None:
+    """The server takes most of the limit to say why not; the attempt behind it has no time for an answer. The error is
+    the server's, and not that nobody answers.
+    """
+    timed_out = struct.pack(">ii1H1sii", 0, 1, 1, b"t", 1, 0) + struct.pack(">hqq", REQUEST_TIMED_OUT, -1, -1)
+    ended = threading.Event()
+
+    def slow(_: int, correlation_id: int, __: bytes) -> bytes | None:
+        if len(network.requests) > 1:
+            ended.wait()
+            return None
+        network.now_s = 9.8
+        return struct.pack(">i", correlation_id) + timed_out
+
+    network = ScriptedNetwork(slow)
+    try:
+        with (
+            Client([ADDRESS], network, limit_s=10.0, request_timeout_s=10.0, is_strict=True) as client,
+            pytest.raises(Unavailable, match=r"could not do this within 10 s .*REQUEST_TIMED_OUT"),
+        ):
+            client.offsets({T0: wire.LATEST})
+    finally:
+        ended.set()
+    assert len(network.requests) > 1
 
 
 def test_a_lost_connection_is_made_anew_and_the_question_repeated(client_of: Make) -> None:
