@@ -24,6 +24,7 @@ from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
 from logstore.format.records import first_since, iterate_times
+from logstore.format.snapshot import BLOCK
 from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 from logstore.log.tail import TailEntry
@@ -408,3 +409,12 @@ def batch_times(header: BatchHeader, batch: memoryview, from_offset: int) -> Ite
             offset += 1
     except CorruptBatch:
         yield TimeFound(max(offset, from_offset), header.max_timestamp, exact=False)
+
+
+def founding_block(files: FileSystem, path: str) -> bytes:
+    """The first block of producers' state in a file, as long as its head says, and no longer than the file: a head that
+    is damaged may claim four gigabytes, for which there may be no memory. Raises OSError.
+    """
+    head = files.read(path, 0, BLOCK.size)
+    body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
+    return files.read(path, 0, min(BLOCK.size + body_bytes, files.size(path)))

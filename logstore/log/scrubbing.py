@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from logstore.format.batch import HEADER_BYTES
-from logstore.format.snapshot import BLOCK, decode_snapshots
+from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView
-from logstore.log.reading import MANY_BATCHES, READ_BYTES, RunLimits, damaged, walk_batches
+from logstore.log.reading import MANY_BATCHES, READ_BYTES, RunLimits, damaged, founding_block, walk_batches
 
 PIECE_BYTES: Final = READ_BYTES
 LEAST_BYTES: Final = 4096
@@ -112,9 +112,7 @@ def _ends_within_next(window: Buffer, end: int) -> bool:
 
 def check_founding(files: FileSystem, path: str, view: ChunkView) -> None:
     """Check the producers' state as of a replica's start, which copies of it need. Raises CorruptChunk, OSError."""
-    head = files.read(path, 0, BLOCK.size)
-    body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
-    block = files.read(path, 0, BLOCK.size + body_bytes)
+    block = founding_block(files, path)
     snapshots, end = decode_snapshots(block)
     if end != len(block) or not snapshots or snapshots[0][:2] != (0, view.base_offset):
         raise damaged(view, view.base_offset, view.next_offset - 1, f"{path}: the producers' state is damaged")

@@ -11,6 +11,7 @@ Sources: docs/replication.md; `logstore.log.replicas` has the states and what a 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from logstore.cluster.interfaces import Loaded
@@ -18,8 +19,9 @@ from logstore.engine import StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches, parse_header
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
-from logstore.format.snapshot import BLOCK, decode_snapshots
-from logstore.interfaces import Buffer, FileSystem
+from logstore.format.snapshot import decode_snapshots
+from logstore.interfaces import Buffer
+from logstore.log.reading import founding_block
 from logstore.log.replica_chunk import ChunkPrefix, LocalReplica
 from logstore.log.replicas import ReplicaChunks
 from logstore.log.stream import Stream
@@ -185,13 +187,7 @@ class LocalReplicaFiles:
         if log is None or not log.chunks:
             return b""
         path = log.chunks[0].producers_path
-
-        def read(fs: FileSystem) -> bytes:
-            head = fs.read(path, 0, BLOCK.size)
-            body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
-            return bytes(fs.read(path, 0, BLOCK.size + body_bytes))
-
-        block = await self._engine.offload_files(read)
+        block = await self._engine.offload_files(partial(founding_block, path=path))
         snapshots, end = decode_snapshots(block)
         if end != len(block) or not snapshots or snapshots[0][:2] != (0, replica.base_offset):
             raise _unreadable(replica, ChunkPrefix.empty(replica.base_offset), "the producers' state is damaged")
