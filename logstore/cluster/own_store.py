@@ -61,12 +61,13 @@ class OwnStore:
         for _ in range(TRIES):
             if self._revision is None:
                 await self.check()
-            own = Condition(schema.CLUSTER_KEY, self._revision or ABSENT)
+            known = self._revision
+            own = Condition(schema.CLUSTER_KEY, known or ABSENT)
             outcome = await self._store.commit(transaction._replace(conditions=(*transaction.conditions, own)))
             if isinstance(outcome, Committed):
                 return outcome
             *others, found = outcome.found
-            if found is not None and found.revision == self._revision:
+            if found is not None and found.revision == known:  # not as somebody else has read it since
                 return ConditionFailed(tuple(others), outcome.revision)
             self._take(found)
         raise OutcomeUnknown(f"the entry {schema.CLUSTER_KEY!r} of the metadata store keeps changing: ask again")

@@ -308,15 +308,6 @@ def lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:
     )
 
 
-def read_first_snapshot(fs: ReadableFiles, path: str) -> Buffer:
-    """The first producer snapshot of a file, as it claims to be: unchecked, and no more than the file has, whatever a
-    damaged header says of its length. Raises OSError.
-    """
-    head = fs.read(path, 0, BLOCK.size)
-    body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
-    return fs.read(path, 0, min(BLOCK.size + body_bytes, fs.size(path)))
-
-
 def from_tail(entries: Sequence[TailEntry], offset: int, *, include_control: bool) -> ReadResult:
     """Batches from memory as a read gives them."""
     buffers: list[Buffer] = []
@@ -418,3 +409,12 @@ def batch_times(header: BatchHeader, batch: memoryview, from_offset: int) -> Ite
             offset += 1
     except CorruptBatch:
         yield TimeFound(max(offset, from_offset), header.max_timestamp, exact=False)
+
+
+def founding_block(files: FileSystem, path: str) -> bytes:
+    """The first block of producers' state in a file, as long as its head says, and no longer than the file: a head that
+    is damaged may claim four gigabytes, for which there may be no memory. Raises OSError.
+    """
+    head = files.read(path, 0, BLOCK.size)
+    body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
+    return files.read(path, 0, min(BLOCK.size + body_bytes, files.size(path)))

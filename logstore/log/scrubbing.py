@@ -16,9 +16,9 @@ from crc32c import crc32c
 
 from logstore.format.batch import HEADER_BYTES
 from logstore.format.snapshot import decode_snapshots
-from logstore.interfaces import Buffer, ReadableFiles
+from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView
-from logstore.log.reading import MANY_BATCHES, READ_BYTES, RunLimits, damaged, read_first_snapshot, walk_batches
+from logstore.log.reading import MANY_BATCHES, READ_BYTES, RunLimits, damaged, founding_block, walk_batches
 
 PIECE_BYTES: Final = READ_BYTES
 LEAST_BYTES: Final = 4096
@@ -116,11 +116,11 @@ def _ends_within_next(window: Buffer, end: int) -> bool:
     return left_bytes < HEADER_BYTES or length + _BATCH_OVERHEAD_BYTES > left_bytes
 
 
-def check_founding(files: ReadableFiles, path: str, view: ChunkView) -> None:
+def check_founding(files: FileSystem, path: str, view: ChunkView) -> None:
     """Check the producers' state as of a replica's start, which copies of it need. Raises CorruptChunk, OSError, and
     UnknownFormatVersion if a newer Cairn has written it.
     """
-    block = read_first_snapshot(files, path)
+    block = founding_block(files, path)
     snapshots, end = decode_snapshots(block)
     if end != len(block) or not snapshots or snapshots[0][:2] != (0, view.base_offset):
         raise damaged(view, view.base_offset, view.next_offset - 1, f"{path}: the producers' state is damaged")

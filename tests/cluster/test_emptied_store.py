@@ -10,7 +10,16 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged
-from logstore.base.metadata.interface import DeletePrefix, Entry, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import (
+    ABSENT,
+    Committed,
+    Condition,
+    DeletePrefix,
+    Entry,
+    MetadataStore,
+    Put,
+    Transaction,
+)
 from logstore.cluster.members.membership import MembershipState
 from logstore.cluster.own_store import OwnStore
 from logstore.cluster.streams.producer_ids import ProducerIds
@@ -161,6 +170,29 @@ def test_a_stream_is_gone_only_in_the_store_of_its_cluster() -> None:
         mine = schema.encode(schema.StoredCluster(cluster_id="mine"))
         await committed(store, Transaction((), (Put(schema.CLUSTER_KEY, mine),)))
         assert (await registrations.read(request)).registration is None
+
+    with_store(test)
+
+
+def test_changes_that_meet_behind_a_restore_are_all_made() -> None:
+    """Each finds that the entry of the cluster was written again. None of them takes that for a conflict of its own: it
+    would say that a new topic exists.
+    """
+
+    async def test(store: MetadataStore) -> None:
+        mine = Put(schema.CLUSTER_KEY, schema.encode(schema.StoredCluster(cluster_id="mine")))
+        await committed(store, Transaction((), (mine,)))
+        own, outcomes = OwnStore(store, "mine"), list[object]()
+        await own.check()
+        await committed(store, Transaction((), (mine,)))
+
+        async def make(key: str) -> None:
+            outcomes.append(await own.commit(Transaction((Condition(key, ABSENT),), (Put(key, b""),))))
+
+        async with trio.open_nursery() as nursery:
+            for key in ("x", "y", "z"):
+                nursery.start_soon(make, key)
+        assert [type(outcome) for outcome in outcomes] == [Committed] * 3
 
     with_store(test)
 

@@ -20,6 +20,7 @@ from logstore.disk.reads_beside import ReadsBeside
 from logstore.disk.scrub import ALONE, DAMAGE_PAUSE_S, HOLD_S, Scrub, ScrubHooks, ScrubTurn
 from logstore.engine import open_engine
 from logstore.format.records import Record, encode_batch
+from logstore.format.snapshot import BLOCK
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import DiskJob, Operation, Sync
 from logstore.log.replica_chunk import ChunkPrefix
@@ -231,6 +232,25 @@ def test_the_producers_state_of_a_replica_is_checked() -> None:
         world.disk.flip_bit(log.chunks[0].producers_path, 8 * 20)
         await world.for_days(PERIOD_DAYS)
         assert world.told
+
+    in_virtual_time(test)
+
+
+def test_a_damaged_length_of_the_producers_state_is_not_believed() -> None:
+    """No more is read than the file has: memory for gigabytes may be missing, and the host would end each time."""
+
+    async def test() -> None:
+        world = ScrubWorld()
+        world.replica(1)
+        log = world.store.replicas.log(STREAM, 1)
+        assert log is not None
+        path = log.chunks[0].producers_path
+        world.disk.flip_bit(path, 8 * (BLOCK.size - 8) + 6)
+        await world.for_days(PERIOD_DAYS)
+        assert world.told
+        read = [call.size_bytes for call in world.disk.log if call.kind == "read" and call.path == path]
+        assert read
+        assert max(read) <= max(BLOCK.size, world.disk.size(path))
 
     in_virtual_time(test)
 

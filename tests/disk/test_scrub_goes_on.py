@@ -13,28 +13,6 @@ LENGTH_AT = 28
 """Of the length of the body, in the header of a snapshot of producers."""
 
 
-def test_a_damaged_length_of_the_producers_state_costs_no_memory() -> None:
-    """The header says that two GiB follow: no more is read than the file has, or a small host would end there, and the
-    next life again.
-    """
-
-    async def test() -> None:
-        world = ScrubWorld()
-        world.replica(1)
-        log = world.store.replicas.log(STREAM, 1)
-        assert log is not None
-        path = log.chunks[0].producers_path
-        world.disk.flip_bit(path, 8 * LENGTH_AT)
-        begun = len(world.disk.log)
-        await world.for_days(PERIOD_DAYS)
-        assert world.told
-        read = [call.size_bytes for call in world.disk.log[begun:] if call.kind == "read" and call.path == path]
-        assert read
-        assert max(read) <= world.disk.size(path)
-
-    in_virtual_time(test)
-
-
 def test_a_producers_state_of_a_newer_version_is_no_damage() -> None:
     """A newer Cairn has written the replica: it is reported, and the walk goes on."""
 

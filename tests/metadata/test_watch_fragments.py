@@ -64,3 +64,20 @@ async def test_a_revision_that_is_too_large_is_read_anew(
                 await watch.receive()
     assert caught.value.revision == 9
     assert not etcd.open
+
+
+async def test_a_large_revision_that_was_read_is_not_read_again(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd tells again what is at the revision that a watch begins from. Where that is the one which was too large, the
+    watch goes on behind it: it would end, and all would be read again, until something else is written.
+    """
+    monkeypatch.setattr(watching, "MAX_UNFINISHED_BYTES", 10_000)
+    etcd = SlowEtcd()
+    etcd.is_quiet = True
+    pieces = [message(3, unfinished=True, value=bytes(1_000)) for _ in range(20)]
+    created = {"result": {"header": {"cluster_id": "1", "revision": "9"}, "created": True}}
+    etcd.answers["watch"] = [created, *pieces, message(3, unfinished=False), message(4, unfinished=False)]
+    with trio.fail_after(PATIENCE_S):
+        async with store_on(etcd).watch("", 3) as watch:
+            assert (await watch.receive()).revision == 4

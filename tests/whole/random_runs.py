@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final
 
@@ -42,9 +42,10 @@ KINDS: Final = (
 class WholeRun:
     """One run."""
 
-    def __init__(self, cluster: WholeCluster, seed: int, actions: int = ACTIONS) -> None:
+    def __init__(self, cluster: WholeCluster, seed: int, actions: int = ACTIONS, kinds: Sequence[str] = KINDS) -> None:
         self.cluster = cluster
         self.actions = actions
+        self.kinds = kinds
         self.random = Random(f"actions {seed}")
         self.faults: Counter[str] = Counter()
         self.histories = {TopicPartition(EVENTS, 0): ClientHistory("events-0")}
@@ -87,7 +88,7 @@ class WholeRun:
     # ---- faults
 
     async def _fault(self) -> None:
-        kind, cluster, network = self.random.choice(KINDS), self.cluster, self.cluster.network
+        kind, cluster, network = self.random.choice(self.kinds), self.cluster, self.cluster.network
         host, other = self.random.sample(NAMES, 2)
         self.faults[kind] += 1
         if kind in ("kill", "power") and host in cluster.hosts:
@@ -247,15 +248,22 @@ class WholeRun:
         return max((number for producer, number in numbers if producer == "q"), default=-1)
 
 
-def run_one(seed: int, *, order: int | None = None, actions: int = ACTIONS, trace: Trace | None = None) -> WholeRun:
-    """One run; raises PromiseBroken, or whatever a host raises. `order`: the seed of the order of tasks, `seed` if none
-    is given.
+def run_one(
+    seed: int,
+    *,
+    order: int | None = None,
+    actions: int = ACTIONS,
+    trace: Trace | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> WholeRun:
+    """One run with faults of these kinds; raises PromiseBroken, or whatever a host raises. `order`: the seed of the
+    order of tasks, `seed` if none is given.
     """
     runs: list[WholeRun] = []
 
     async def main() -> None:
         async with whole_cluster(seed) as cluster:
-            run = WholeRun(cluster, seed, actions)
+            run = WholeRun(cluster, seed, actions, kinds)
             runs.append(run)
             await run.run()
 

@@ -21,7 +21,7 @@ from logstore.format.batch import iterate_batches, parse_header
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer
-from logstore.log.reading import read_first_snapshot
+from logstore.log.reading import founding_block
 from logstore.log.replica_chunk import ChunkPrefix, LocalReplica
 from logstore.log.replicas import ReplicaChunks
 from logstore.log.stream import Stream
@@ -186,7 +186,8 @@ class LocalReplicaFiles:
         log = self._chunks.log(replica.name.stream, replica.name.epoch)
         if log is None or not log.chunks:
             return b""
-        block = bytes(await self._engine.offload_files(partial(read_first_snapshot, path=log.chunks[0].producers_path)))
+        path = log.chunks[0].producers_path
+        block = await self._engine.offload_files(partial(founding_block, path=path))
         snapshots, end = decode_snapshots(block)
         if end != len(block) or not snapshots or snapshots[0][:2] != (0, replica.base_offset):
             raise _unreadable(replica, ChunkPrefix.empty(replica.base_offset), "the producers' state is damaged")

@@ -133,13 +133,13 @@ class EtcdWatch:
         answer = await self._next_answer()
         self._check_cancelled(answer)
         self._refused = False
-        events = [*self._unfinished, *answer.events]
+        # Those of `_position` come again on each connection, and may be too many to be kept.
+        events = [*self._unfinished, *(event for event in answer.events if event[0] > self._position)]
         newest = events[-1][0] if events and answer.unfinished else None
         self._unfinished = [event for event in events if event[0] == newest]
         for changes in grouped(events[: len(events) - len(self._unfinished)]):
-            if changes.revision > self._position:
-                self._ready.append(changes)
-                self._position = changes.revision
+            self._ready.append(changes)
+            self._position = changes.revision
         if sum(map(_size, self._unfinished)) > MAX_UNFINISHED_BYTES:
             await self.close()
             self._end = Compacted(self._position, answer.header.revision)
