@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from logstore.disk.reads_beside import ReadsBeside
-from logstore.errors import PASSING_ERRORS, CorruptChunk, StorageFailed
+from logstore.errors import PASSING_ERRORS, CorruptChunk, StorageFailed, UnknownFormatVersion
 from logstore.events import SCRUB_COMPLETED, SCRUB_COULD_NOT_READ, SCRUB_FOUND_DAMAGE
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import Chunk, ChunkView
@@ -132,7 +132,7 @@ class Scrub:
         self._settings, self._hooks = ScrubSettings(), ALONE
         self._progress = decode_progress(store.catalogue.get(KEY))
         self.figures = ScrubFigures(begun_ms=self._progress.begun_ms, completed_ms=self._progress.completed_ms)
-        self._total_bytes = 0
+        self._total_bytes = self._chunk_bytes = 0
         self._due_s = self._saved_s = float("-inf")
         self._pause_s = 0.0
         self._suspect: _SealedChunk | None = None
@@ -220,7 +220,7 @@ class Scrub:
         except CorruptChunk as error:
             await self._found_damage(chunk, error)
             return
-        except (OSError, StorageFailed) as error:
+        except (OSError, StorageFailed, UnknownFormatVersion) as error:
             self._could_not_read(chunk, error)
             return
         if not is_whole:
@@ -235,7 +235,7 @@ class Scrub:
         """The disk can read other chunks: it can read this one too, or it is damaged."""
         try:
             await self._read_twice(suspect)
-        except StorageFailed:
+        except (StorageFailed, UnknownFormatVersion):
             return
         except (CorruptChunk, OSError) as error:
             if not isinstance(error, OSError) or error.errno not in PASSING_ERRORS:
@@ -244,7 +244,7 @@ class Scrub:
     async def _read_twice(self, chunk: _SealedChunk) -> bool:
         """Read a chunk; once more, if damage was found. False: it has gone, or has changed.
 
-        Raises CorruptChunk, OSError, StorageFailed.
+        Raises CorruptChunk, OSError, StorageFailed, UnknownFormatVersion.
         """
         try:
             return await self._read_all(chunk)
@@ -253,6 +253,7 @@ class Scrub:
 
     async def _read_all(self, chunk: _SealedChunk) -> bool:
         revision = None if chunk.chunk is None else chunk.chunk.revision
+        self._chunk_bytes = chunk.size_bytes
         try:
             if chunk.replica is not None:
                 await self._read_replica(chunk.replica)
@@ -276,7 +277,7 @@ class Scrub:
         return self._store.replicas.find(replica.name.stream, replica.name.epoch) is replica
 
     async def _read_replica(self, replica: LocalReplica) -> None:
-        """Read all files of a replica. Raises CorruptChunk, OSError, StorageFailed."""
+        """Read all files of a replica. Raises CorruptChunk, OSError, StorageFailed, UnknownFormatVersion."""
         log = self._store.replicas.log(replica.name.stream, replica.name.epoch)
         if log is None or not log.chunks:
             return  # a start has found it damaged, and has said so
@@ -318,7 +319,7 @@ class Scrub:
                 return place
             finally:
                 self._beside.end(paid_bytes, size_bytes)
-                self._pause_s = self._settings.pause_s(size_bytes, self._total_bytes)
+                self._pause_s = self._settings.pause_s(size_bytes, self._total_bytes, self._chunk_bytes)
                 self._due_s = begun_s + self._pause_s
 
     # ---- what was found
@@ -331,7 +332,7 @@ class Scrub:
             self._hooks.found_damaged(chunk.replica.name.stream, chunk.replica.name.epoch)
         await trio.sleep(DAMAGE_PAUSE_S)
 
-    def _could_not_read(self, chunk: _SealedChunk, error: OSError | StorageFailed) -> None:
+    def _could_not_read(self, chunk: _SealedChunk, error: Exception) -> None:
         self.figures.unreadable_chunks += 1
         if isinstance(error, OSError) and error.errno not in PASSING_ERRORS:
             self._suspect = self._suspect or chunk

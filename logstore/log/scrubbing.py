@@ -4,6 +4,7 @@ Invariants:
 * A piece ends where a whole batch ends, and is one read of the file, unless a batch is larger than a piece.
 * Nothing is faster than the highest rate. Below it a walk over all chunks is planned to take WALK_SHARE of the period,
   so that it ends within the period although each piece may be put off for as long as the pieces lie apart.
+* A chunk takes no longer than LONGEST_CHUNK_S, unless that is faster than the highest rate.
 * What is kept of the progress is a hint: if it is lost, a walk begins anew.
 * No clock, no I/O: reads go through `ReadableFiles`, so they may run on a reader thread.
 """
@@ -26,6 +27,8 @@ WALK_SHARE: Final = 0.45
 """Of the period, for a walk that nothing delays."""
 LONGEST_PAUSE_S: Final = 600.0
 """Between two pieces: a host with little to check has it all checked more often than it must."""
+LONGEST_CHUNK_S: Final = 3_600.0
+"""For a chunk that nothing delays: a restart begins it anew, and a host that never runs for long must get past it."""
 DEFAULT_PERIOD_DAYS: Final = 21
 """As HDFS scans the blocks of a DataNode."""
 DEFAULT_MAX_RATE: Final = 4 << 20
@@ -48,9 +51,12 @@ class ScrubSettings(NamedTuple):
         """Bytes a second, with so many bytes to check."""
         return min(self.max_bytes_per_s, max(1, total_bytes) / (WALK_SHARE * self.period_s))
 
-    def pause_s(self, size_bytes: int, total_bytes: int) -> float:
-        """From the start of a piece of so many bytes to the start of the next one."""
-        return min(LONGEST_PAUSE_S, max(size_bytes, LEAST_BYTES) / self.rate(total_bytes))
+    def pause_s(self, size_bytes: int, total_bytes: int, chunk_bytes: int) -> float:
+        """From the start of a piece of so many bytes, of a chunk of so many, to the start of the next one."""
+        counted_bytes = max(size_bytes, LEAST_BYTES)
+        of_chunk_s = LONGEST_CHUNK_S * counted_bytes / max(counted_bytes, chunk_bytes)
+        pause_s = min(LONGEST_PAUSE_S, of_chunk_s, counted_bytes / self.rate(total_bytes))
+        return max(pause_s, counted_bytes / self.max_bytes_per_s)
 
 
 class ScrubPlace(NamedTuple):
@@ -111,7 +117,9 @@ def _ends_within_next(window: Buffer, end: int) -> bool:
 
 
 def check_founding(files: FileSystem, path: str, view: ChunkView) -> None:
-    """Check the producers' state as of a replica's start, which copies of it need. Raises CorruptChunk, OSError."""
+    """Check the producers' state as of a replica's start, which copies of it need. Raises CorruptChunk, OSError, and
+    UnknownFormatVersion if a newer Cairn has written it.
+    """
     block = founding_block(files, path)
     snapshots, end = decode_snapshots(block)
     if end != len(block) or not snapshots or snapshots[0][:2] != (0, view.base_offset):

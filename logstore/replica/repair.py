@@ -8,8 +8,9 @@ A repair has three steps, and a crash may come after each of them:
 3. the registration names the target as a member (a swap).
 
 Invariants:
-* A member is dropped only if `copies` live members stay, if its copy is damaged and another member is alive, or if its
-  host was removed. So absent members leave the registration when there are enough others, and not before.
+* A member is dropped only if `copies` live members stay, if its copy is damaged and another member is alive whose copy
+  is not, as far as is known, or if its host was removed. So absent members leave the registration when there are enough
+  others, and not before; and what one damaged copy lacks, another damaged one may have still.
 * A target becomes a member only after it has reported that it holds the whole chunk durably.
 * A copy needs a permission (`CopyTokens`) from its naming to its end; without a permission the repair rests. A copy for
   which the stream waits needs none. A wanted copy stays the same while it is possible.
@@ -496,7 +497,8 @@ class Repair:
                 continue
             members = tuple(other for other in chunk.members if other != member)
             candidates = tuple(other for other in chunk.candidates if other != member)
-            if any(other in live for other in members):
+            able = [other for other in members if member in chunk.candidates or (epoch, other) not in self._damaged]
+            if any(other in live for other in able):
                 del self._damaged[epoch, member]
                 self._step(RepairEvent.DROP)
                 return RepairStep((), registration.with_copies(epoch, members, candidates))

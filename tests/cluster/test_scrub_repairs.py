@@ -54,3 +54,27 @@ def test_the_last_copy_is_kept_when_the_scrub_finds_it_damaged() -> None:
         assert await cluster.read_all(member.host, stream) == [b"%d" % number * 20 for number in range(30)]
 
     simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=200))
+
+
+def test_all_copies_are_kept_when_each_of_them_is_damaged() -> None:
+    """What one of them lacks another one has: all records can be read. Two copies were removed because the third one
+    lived, and what was damaged in that was gone.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        for number in range(30):
+            await cluster.append(stream, b"%d" % number * 20)
+        await cluster.at_rest()
+        owner = await cluster.owner(stream)
+        chunk = owner.host.registration(stream).chunks[0]
+        await trio.sleep(5)
+        for number, member in enumerate(chunk.members):
+            cluster.disks[member.host].rot((stream, chunk.epoch), number)
+            cluster.hosts[member.host].host.disk.found_damaged(stream, chunk.epoch)
+        await trio.sleep(120)
+        assert set(owner.host.registration(stream).chunks[0].members) == set(chunk.members)
+        for name in cluster.hosts:
+            assert await cluster.read_all(name, stream) == [b"%d" % number * 20 for number in range(30)]
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=200))

@@ -425,8 +425,8 @@ def test_a_walk_takes_its_share_of_the_period_and_keeps_the_rate() -> None:
     total_bytes = 100 << 30
     assert settings.rate(total_bytes) == pytest.approx(total_bytes / (10 * DAY_S * WALK_SHARE))
     assert settings.rate(100 << 40) == 1 << 20
-    assert settings.pause_s(PIECE_BYTES, 100 << 40) == PIECE_BYTES / (1 << 20)
-    assert settings.pause_s(0, 100 << 40) == LEAST_BYTES / (1 << 20)
+    assert settings.pause_s(PIECE_BYTES, 100 << 40, 1 << 30) == PIECE_BYTES / (1 << 20)
+    assert settings.pause_s(0, 100 << 40, 0) == LEAST_BYTES / (1 << 20)
 
     async def test() -> None:
         world = ScrubWorld()

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
 from logstore.replica.effects import Send
-from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress
+from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import Placing
 from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.repair import GATHER_MS, ORDERS_PER_TIMEOUT, Repair
@@ -186,3 +186,34 @@ def test_a_silent_target_is_asked_once_more_before_it_is_given_up() -> None:
     assert ordered.orders(silent_ms + Ordered.RESEND_MS - 1) == []
     assert ordered.orders(silent_ms + Ordered.RESEND_MS) == []
     assert ordered.repair.wake_ms == silent_ms + Ordered.RESEND_MS + TIMEOUT_MS, "when it may be chosen again"
+
+
+def test_a_damaged_copy_makes_room_only_where_one_lives_that_is_not() -> None:
+    """While the whole one is away, two damaged ones stay: each may have what the other one lacks. When it is back they
+    go, one after the other.
+    """
+    registration = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
+    registration = registration.rolled(Prefix(100, 10, 7), (A, B, C), (), (A, B, C))
+    repair = Repair("s", 100, TIMEOUT_MS)
+    for member in (A, C):
+        repair.receive(Refused("s", 1, member, Reason.DAMAGED), 0)
+    assert repair.tick(registration, 1, (A, C), 0).wanted is None
+    assert repair.is_at_rest(1, (A, C))
+    for revision, members in enumerate([(B, C), (B,)], 1):
+        dropped = repair.tick(registration, revision, (A, B, C), 10 * revision).wanted
+        assert dropped is not None
+        assert dropped.chunks[0].members == members
+        registration = dropped
+        repair.registered(10 * revision)
+
+
+def test_a_damaged_copy_that_was_not_whole_goes() -> None:
+    """A candidate has less than a member, damaged or not: another one is made in its place."""
+    registration = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
+    registration = registration.rolled(Prefix(100, 10, 7), (A,), (B,), (A, B))
+    repair = Repair("s", 100, TIMEOUT_MS)
+    for member in (A, B):
+        repair.receive(Refused("s", 1, member, Reason.DAMAGED), 0)
+    dropped = repair.tick(registration, 1, (A, B), 0).wanted
+    assert dropped is not None
+    assert (dropped.chunks[0].members, dropped.chunks[0].candidates) == ((A,), ())
