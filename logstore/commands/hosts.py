@@ -25,7 +25,7 @@ POLL_S: Final = 1.0
 """Between two looks at a host that leaves: an answer is used again for as long."""
 ALIVE: Final = "alive"
 GONE: Final = "gone"
-LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
+LEAVING: Final = {"": "", DRAIN: ", being drained", REMOVE: ", being removed"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -110,7 +110,7 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
             assert "there is no host 'x'" in said(b, "hosts", "drain", "x").err
             begun = said(c, "hosts", "drain", "a", "--no-wait")
             assert begun.status == 0, begun.err
-            until(lambda: "is drained" in said(b, "hosts").out, "another host hears of it")
+            until(lambda: "being drained" in said(b, "hosts").out, "another host hears of it")
             drained = said(b, "hosts", "drain", "a")
             assert drained.out == "host a holds nothing: switch it off, then remove it\n", drained.err
             until(lambda: held_by_a(c) == ("drain", 0, 0), "another host says the same")

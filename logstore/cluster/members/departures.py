@@ -167,7 +167,8 @@ class Departures:
         is_said = said is not None and schema.decode(schema.Leaving, said).how == schema.REMOVE
         kept = f"; its removal was requested before: `cairn hosts undrain {host}` cancels that" if is_said else ""
         return HostStays(
-            f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it{kept}"
+            f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it; a "
+            f"killed host is alive until its lease has expired (lease-s){kept}"
         )
 
     async def _is_forgotten(self, host: str, revision: int) -> bool:
