@@ -202,7 +202,7 @@ def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
                 raise
             chunks = 0  # somebody else has removed it meanwhile
         was_known = True
-        text = f"{chunks} chunks still name host {name}" if chunks else f"host {name} is removed: no chunk names it"
+        text = f"chunks that name host {name}: {chunks}" if chunks else f"host {name} is removed: no chunk names it"
         return not chunks, text, {"host": name, "chunks": chunks}
 
     return _follow(look, arguments)

@@ -11,6 +11,7 @@ from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.replica.messages import Append, BatchEntry, CopyChunk, EntriesRead
 from logstore.replica.registrations import Prefix
 from tests.cluster.memory import DISK_S, LEASE_S, LIMITS, MemoryCluster, simulated
+from tests.cluster.sealed_chunks import sealed_chunk
 
 
 def test_a_topic_gets_owners_and_takes_appends() -> None:
@@ -374,12 +375,7 @@ def test_a_damaged_copy_makes_room_at_once() -> None:
     """Its host hears that it was dropped before the copy that takes its place is ordered, and does not refuse that."""
 
     async def test(cluster: MemoryCluster) -> None:
-        (stream,) = await cluster.create_topic()
-        for number in range(30):
-            await cluster.append(stream, b"%d" % number * 20)
-        await cluster.at_rest()
-        owner = await cluster.owner(stream)
-        chunk = owner.host.registration(stream).chunks[0]
+        stream, owner, chunk = await sealed_chunk(cluster)
         bad = next(member for member in chunk.members if member.host != owner.host.name)
         await trio.sleep(5)
         cluster.disks[bad.host].rot((stream, chunk.epoch), 0)
